@@ -1,0 +1,46 @@
+"""The seam between requests and tensors: a backend runs prefill chunks and rounds for numbered rows."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from headlong.engine.request import Chunk, Kept, Limits, RowPlan, Sampling
+from headlong.settings import Settings
+
+if TYPE_CHECKING:
+    from headlong.checkpoint.find import Checkpoint
+
+
+class Handle(Protocol):
+    """A round under way. The device may still be working; `result` waits for it."""
+
+    def result(self) -> list[Kept]: ...
+
+
+class Backend(Protocol):
+    """Everything the engine knows of a device. Rows are numbered 0 .. limits.rows - 1, pages likewise.
+
+    A row lives through start, prefill (its prompt but the last token, chunk by chunk), rounds, release. The last
+    prompt token is the first round's window, so sampling happens in rounds alone.
+    """
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def start(self, row: int, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
+        """Take a row for a prompt. `seed` is the request's own, or one drawn for it when sampling.seed is None."""
+
+    def prefill(self, chunk: Chunk) -> None:
+        """Run one chunk of a prompt."""
+
+    def round(self, plan: Sequence[RowPlan]) -> Handle:
+        """Verify, accept, draft: one pass of the target over every planned row's window."""
+
+    def release(self, row: int) -> None:
+        """Forget a row. Its pages belong to the engine again."""
+
+
+def open_backend(checkpoint: "Checkpoint", settings: Settings) -> Backend:
+    """The backend for this machine, with the checkpoint's weights loaded."""
+    from headlong.backends.torch.backend import TorchBackend
+
+    return TorchBackend(checkpoint, settings)
