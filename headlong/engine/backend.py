@@ -7,7 +7,7 @@ from headlong.engine.request import Chunk, Kept, Limits, RowPlan, Sampling
 from headlong.settings import Settings
 
 if TYPE_CHECKING:
-    from headlong.checkpoint.find import Checkpoint
+    from headlong.checkpoint.checkpoint import Checkpoint
 
 
 class Handle(Protocol):

@@ -137,7 +137,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Emitted:
-    """One token of one request, with the text it completes (often a piece, sometimes nothing yet)."""
+    """One token of one request, with the text it completes (often a piece, sometimes nothing yet).
+
+    When an end token ends a request it comes as the last one here; `Output.tokens` leaves it out.
+    """
 
     index: int
     token: int

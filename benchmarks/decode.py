@@ -1,0 +1,184 @@
+"""Decode speed of a random 55M-parameter Qwen3.5 on this machine, against transformers, as ratios of one run.
+
+    python benchmarks/decode.py [--rounds 12] [--tokens 48] [--threads N]
+
+Three figures, every contender taking its turn in each repetition, medians of all of them:
+  plain decoding against transformers' generate on the same weights,
+  a round of width 4 against a plain step (the drafts are wrong, so both commit one token),
+  one more step of the head against a plain step.
+Before any time is taken, the text is checked to be the same. The last line is one JSON object.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from headlong.backends.torch.backend import TorchBackend
+from headlong.backends.torch.drafters import HeadDrafter, Wrong
+from headlong.checkpoint.checkpoint import open_checkpoint
+from headlong.checkpoint.registry import model_config
+from headlong.engine.request import Chunk, RowPlan, Sampling
+from headlong.settings import Settings
+
+CONFIG = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 16384,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "full_attention_interval": 4,
+    "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(12)],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 8,
+    "tie_word_embeddings": True,
+    "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "dtype": "float32",
+    "eos_token_id": 0,
+}
+PROMPT = [(i * 7919 + 13) % 16384 for i in range(64)]
+
+
+def write_checkpoint(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in shapes().items():
+        value = torch.randn(shape, generator=generator) * (0.02 if len(shape) > 1 else 0.1)
+        tensors[name] = value.unsqueeze(1) if "conv1d" in name else value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model by its Hugging Face name."""
+    config = model_config(CONFIG, (0,))
+    names = {**config.expected(), **config.expected_head()}
+    return {name if name.startswith("mtp.") else f"model.{name}": shape for name, shape in names.items()}
+
+
+class Runner:
+    """One row of one backend, told round by round what to do."""
+
+    def __init__(self, backend: TorchBackend, depth: int) -> None:
+        self.backend, self.depth, self.pages, self.length = backend, depth, 0, len(PROMPT) - 1
+        backend.start(0, PROMPT, Sampling(), 0)
+        backend.prefill(Chunk(0, 0, PROMPT[:-1], PROMPT[-1], self.grow(64 + 20), draft=depth))
+
+    def grow(self, tokens: int) -> range:
+        first, self.pages = self.pages, max(self.pages, -(-tokens // self.backend.limits.page))
+        return range(first, self.pages)
+
+    def step(self) -> tuple[int, ...]:
+        pages = self.grow(self.length + 2 * self.depth + 2)
+        (kept,) = self.backend.round([RowPlan(0, self.depth, self.depth, pages)]).result()
+        self.length += len(kept.tokens)
+        return kept.tokens
+
+
+def timed(action: Callable[[], object], times: int) -> float:
+    """Seconds for one of `times` calls."""
+    start = time.perf_counter()
+    for _ in range(times):
+        action()
+    return (time.perf_counter() - start) / times
+
+
+def head_step(backend: TorchBackend) -> Callable[[], float]:
+    """Seconds of one more draft: drafting five less drafting one, over four."""
+    drafter = backend.rounds.drafter
+    assert isinstance(drafter, HeadDrafter)
+    feeds = []
+    original = drafter.draft
+
+    def keep(feed, depths):  # type: ignore[no-untyped-def]
+        feeds.append(feed)
+        return original(feed, depths)
+
+    drafter.draft = keep  # type: ignore[method-assign]
+    Runner(backend, 1).step()
+    feed = feeds[-1]
+
+    def measure() -> float:
+        with torch.inference_mode():
+            return (timed(lambda: original(feed, [5]), 8) - timed(lambda: original(feed, [1]), 8)) / 4
+
+    return measure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_checkpoint(folder)
+        result = measure_all(folder, args.rounds, args.tokens)
+    ratios = {
+        "plain_over_transformers": result["transformers_s"] / result["plain_s"],
+        "width_4_over_plain": result["width_4_s"] / result["plain_s"],
+        "head_step_over_plain": result["head_step_s"] / result["plain_s"],
+    }
+    bars = {"plain_over_transformers": ">= 2", "width_4_over_plain": "<= 1.5", "head_step_over_plain": "<= 0.2"}
+    for key, value in ratios.items():
+        print(f"{key:26} {value:6.2f}   wanted {bars[key]}")
+    print(f"plain step {result['plain_s'] * 1e3:.2f} ms, transformers {result['transformers_s'] * 1e3:.2f} ms")
+    print(f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}")
+    print(json.dumps({**ratios, **result, "threads": args.threads, "torch": torch.__version__}))
+
+
+def measure_all(folder: Path, rounds: int, tokens: int) -> dict[str, float]:
+    settings = Settings(rows=1, context=4096)
+    plain_backend, head_backend = (TorchBackend(open_checkpoint(str(folder)), settings) for _ in range(2))
+    wrong_backend = TorchBackend(open_checkpoint(str(folder)), settings)
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plain, text = Runner(plain_backend, 0), list(PROMPT)
+
+    def peer_generate(count: int) -> list[int]:
+        out = peer.generate(
+            torch.tensor([PROMPT]), max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+        return out[0].tolist()
+
+    while len(text) < len(PROMPT) + 32:
+        text += plain.step()
+    assert peer_generate(32) == text[: len(PROMPT) + 32], "transformers gives other text"
+    plain = Runner(plain_backend, 0)
+    wrong_backend.rounds.drafter = Wrong({0: [0] * 10000}, CONFIG["vocab_size"])
+    wide = Runner(wrong_backend, 3)
+    head = head_step(head_backend)
+    times: dict[str, list[float]] = {"transformers_s": [], "plain_s": [], "width_4_s": [], "head_step_s": []}
+    for _ in range(rounds):
+        times["plain_s"].append(timed(plain.step, tokens))
+        times["width_4_s"].append(timed(wide.step, tokens))
+        times["head_step_s"].append(head())
+        # The prompt is in both runs, so the difference is decoding alone.
+        short, long = timed(lambda: peer_generate(2), 1), timed(lambda: peer_generate(2 + tokens), 1)
+        times["transformers_s"].append((long - short) / tokens)
+    return {key: statistics.median(values) for key, values in times.items()}
+
+
+if __name__ == "__main__":
+    main()

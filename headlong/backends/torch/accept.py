@@ -1,0 +1,84 @@
+"""Which drafts stand, and the token after them: the two rules of docs/round.md."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headlong.backends.torch.chain import Needs
+from headlong.backends.torch.kernels import noise
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """tokens [B, W]: the kept drafts, then the target's own token at index kept - 1; what follows is padding."""
+
+    tokens: Tensor
+    kept: Tensor  # [B]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is on trial: the target's scores [B, W, V] for positions [B, W], and the window [B, W] that led to them."""
+
+    scores: Tensor
+    window: Tensor
+    positions: Tensor  # of the tokens the scores are for
+    verify: Tensor  # [B], drafts in each row's window
+    seed: Tensor  # [B]
+    coupled: Tensor  # [B], False for rows under the rejection rule
+    drawn: Tensor  # [B], 0 for greedy rows
+    draft_probs: Tensor | None  # [B, W - 1, V]; None when no row needs it
+
+    @property
+    def tested(self) -> Tensor:
+        """[B, W - 1]: the window positions that hold a draft."""
+        return torch.arange(self.window.shape[1] - 1, device=self.window.device) < self.verify[:, None]
+
+
+def accept(trial: Trial, needs: Needs) -> Verdict:
+    accepted, following = _coupled(trial, needs)
+    if needs.rejection:
+        other_accepted, other_following = _rejection(trial)
+        accepted = torch.where(trial.coupled, accepted, other_accepted)
+        following = torch.where(trial.coupled, following, other_following)
+    index = torch.arange(trial.window.shape[1], device=accepted.device)
+    drafts = torch.cat([trial.window[:, 1:], following[:, None]], 1)
+    tokens = torch.where(index == accepted[:, None], following[:, None], drafts)
+    return Verdict(tokens, accepted + 1)
+
+
+def _coupled(trial: Trial, needs: Needs) -> tuple[Tensor, Tensor]:
+    """Greedy and seeded rows: the target's token is fixed by position; a draft is kept while it is that token."""
+    scores = trial.scores
+    if needs.noise:
+        gumbel = noise.gumbel(trial.seed, noise.TARGET, trial.positions, scores.shape[-1])
+        scores = scores + gumbel * trial.drawn[:, None, None]
+    chosen = scores.argmax(-1)  # [B, W]
+    accepted = _leading((trial.window[:, 1:] == chosen[:, :-1]) & trial.tested)
+    return accepted, chosen.gather(1, accepted[:, None])[:, 0]
+
+
+def _rejection(trial: Trial) -> tuple[Tensor, Tensor]:
+    """Unseeded rows: p the target, q the drafter; keep with min(1, p / q), else draw from the positive part of p - q."""
+    assert trial.draft_probs is not None
+    p = trial.scores.softmax(-1).double()
+    q = trial.draft_probs.double()
+    drafts = trial.window[:, 1:, None]
+    chance = noise.uniform(trial.seed, noise.ACCEPT, trial.positions[:, :-1])
+    passed = chance * q.gather(2, drafts)[..., 0] < p[:, :-1].gather(2, drafts)[..., 0]
+    accepted = _leading(passed & trial.tested)
+    # After the last draft nothing was proposed: q is zero there and the draw is from p itself.
+    proposed = torch.cat([q * trial.tested[..., None], torch.zeros_like(p[:, :1])], 1)
+    at = accepted[:, None, None].expand(-1, 1, p.shape[-1])
+    p_at, q_at = p.gather(1, at)[:, 0], proposed.gather(1, at)[:, 0]
+    residual = (p_at - q_at).clamp(min=0)
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_at)
+    position = trial.positions.gather(1, accepted[:, None])
+    gumbel = noise.gumbel(trial.seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
+    return accepted, (residual.log() + gumbel).argmax(-1)
+
+
+def _leading(flags: Tensor) -> Tensor:
+    """[B, N] -> how many are true before the first false."""
+    return flags.long().cumprod(1).sum(1)

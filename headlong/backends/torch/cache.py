@@ -1,0 +1,91 @@
+"""What rows remember: K/V in pages, recurrent states, and the last window's inputs that wait for their commit.
+
+    pages    0          1          2 .. pages + 1
+             zeros,     takes      belong to rows; a row's table lists its own
+             read past  padding's
+             a table    writes
+
+    A recurrent layer holds S, the state after the committed tokens except the last window's, and that window's
+    keys, corrections and decays. `kept` says how many of them count. The next window folds those into S first, so
+    rejected tokens never enter S and nothing is ever undone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headlong.engine.request import Limits
+from headlong.settings import MAX_DEPTH
+
+NULL_PAGE = 0
+SPARE_PAGE = 1
+RESERVED_PAGES = 2
+MAX_WIDTH = MAX_DEPTH + 1
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What a model asks of its cache. The head's attention layers come after the target's."""
+
+    attention_layers: int
+    kv_heads: int
+    head_dim: int
+    recurrent_layers: int = 0
+    heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    conv_channels: int = 0
+    conv_kernel: int = 1
+
+
+class Cache:
+    """Fixed tensors for every row and page of an engine."""
+
+    def __init__(self, shape: CacheShape, limits: Limits, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.limits, self.device = shape, limits, device
+        pages = (limits.pages + RESERVED_PAGES, shape.kv_heads, limits.page, shape.head_dim)
+        # Not zeroed here: memory is touched when a page is first given to a row.
+        self.keys = [torch.empty(pages, dtype=dtype, device=device) for _ in range(shape.attention_layers)]
+        self.values = [torch.empty(pages, dtype=dtype, device=device) for _ in range(shape.attention_layers)]
+        self.table = torch.full(
+            (limits.rows, -(-limits.context // limits.page) + 1), NULL_PAGE, dtype=torch.long, device=device
+        )
+        self.owned = [0] * limits.rows  # pages in each row's table, known on the host
+        layers = range(shape.recurrent_layers)
+        state = (limits.rows, shape.heads, shape.key_dim, shape.value_dim)
+        self.states = [torch.zeros(state, device=device) for _ in layers]
+        waiting = (limits.rows, MAX_WIDTH, shape.heads, shape.key_dim + shape.value_dim + 1)
+        self.waiting = [torch.zeros(waiting, device=device) for _ in layers]  # key, correction, decay
+        past = (limits.rows, shape.conv_kernel - 1 + MAX_WIDTH, shape.conv_channels)
+        self.conv_inputs = [torch.zeros(past, dtype=dtype, device=device) for _ in layers]
+        self.kept = torch.zeros(limits.rows, dtype=torch.long, device=device)
+        self.folds = [0] * limits.rows  # width of each row's last window, known on the host
+        self._zero_pages([NULL_PAGE, SPARE_PAGE])
+
+    def start(self, row: int) -> None:
+        """Empty a row for a new sequence."""
+        self.table[row] = NULL_PAGE
+        self.owned[row] = self.folds[row] = 0
+        self.kept[row] = 0
+        for tensor in (*self.states, *self.conv_inputs):
+            tensor[row] = 0
+
+    def grow(self, row: int, pages: Sequence[int]) -> None:
+        """Append pages to a row's table, zeroed: what is not yet written must not disturb a sum."""
+        if not pages:
+            return
+        mine = [page + RESERVED_PAGES for page in pages]
+        self._zero_pages(mine)
+        first = self.owned[row]
+        self.table[row, first : first + len(mine)] = torch.tensor(mine, device=self.device)
+        self.owned[row] = first + len(mine)
+
+    def release(self, row: int) -> None:
+        self.table[row] = NULL_PAGE
+        self.owned[row] = 0
+
+    def _zero_pages(self, pages: list[int]) -> None:
+        for tensor in (*self.keys, *self.values):
+            tensor[pages] = 0

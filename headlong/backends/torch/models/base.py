@@ -1,0 +1,34 @@
+"""What a round needs of a model and of its head."""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from headlong.backends.torch.cache import CacheShape
+from headlong.backends.torch.loader import Loader
+from headlong.backends.torch.step import Step
+
+
+class Head(Protocol):
+    """A multi-token-prediction head: from a hidden state and the token after it, the next hidden state."""
+
+    def __call__(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
+        """hidden [N, H] of positions i and tokens [N] at i + 1 -> hidden [N, H] that predicts token i + 2."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, H] -> [N, vocab] in float32. Drafts decide nothing, so this may be approximate."""
+
+
+class Model(Protocol):
+    """A target. `config` is its family's own configuration class."""
+
+    cache_shape: CacheShape
+    head: Head | None
+
+    def __init__(self, config: Any, loader: Loader, context: int, with_head: bool) -> None: ...
+
+    def __call__(self, tokens: Tensor, step: Step) -> Tensor:
+        """tokens [N] -> hidden states [N, H] after the final norm, which is what the head takes too."""
+
+    def logits(self, hidden: Tensor, step: Step) -> Tensor:
+        """[N, H] -> [N, vocab] in float32."""

@@ -1,0 +1,195 @@
+"""Qwen3.5, Qwen3.6 and Qwen3-Next, dense and mixture of experts, with their head.
+
+Shapes: N tokens, H hidden, A query heads, K key/value heads of D, C convolution channels.
+"""
+
+import torch
+from torch import Tensor
+
+from headlong.backends.torch.cache import CacheShape
+from headlong.backends.torch.kernels.experts import experts, route
+from headlong.backends.torch.kernels.linear import Weight
+from headlong.backends.torch.kernels.norm import gated_rms_norm, rms_norm, sigmoid, softplus, swiglu
+from headlong.backends.torch.kernels.rope import Rope
+from headlong.backends.torch.loader import Loader
+from headlong.backends.torch.lm_head import DraftHead
+from headlong.backends.torch.step import Step
+from headlong.checkpoint.families.qwen3_5 import Qwen35Config
+
+
+class Attention:
+    """Full attention with an output gate: o_proj(attention * sigmoid(gate))."""
+
+    def __init__(self, config: Qwen35Config, loader: Loader, layer: int, rope: Rope) -> None:
+        self.layer, self.rope, self.eps = layer, rope, config.rms_norm_eps
+        h, d = config.hidden_size, config.head_dim
+        self.queries, self.keys, self.dim = config.num_attention_heads, config.num_key_value_heads, d
+        # Stored as query, gate for each head in turn; kept as all queries, keys, values, then all gates.
+        query_gate = loader.tensor("q_proj.weight", 2 * self.queries * d, h).view(self.queries, 2, d, h)
+        key = loader.tensor("k_proj.weight", self.keys * d, h)
+        value = loader.tensor("v_proj.weight", self.keys * d, h)
+        self.qkvg = Weight(torch.cat([query_gate[:, 0].reshape(-1, h), key, value, query_gate[:, 1].reshape(-1, h)]))
+        self.o_proj = loader.linear(self.queries * d, o_proj=h)
+        q_norm, k_norm = loader.norm("q_norm", d), loader.norm("k_norm", d)
+        self.qk_norm = torch.cat([q_norm.expand(self.queries, d), k_norm.expand(self.keys, d)])  # [A + K, D]
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        queries, both = self.queries * self.dim, (self.queries + self.keys) * self.dim
+        qkvg = step.linear(x, self.qkvg)
+        qk, v, gate = qkvg.split([both, self.keys * self.dim, queries], -1)
+        qk = self.rope(rms_norm(qk.unflatten(-1, (-1, self.dim)), self.qk_norm, self.eps), step.positions)
+        q, k = qk.split([self.queries, self.keys], 1)
+        mixed = step.attend(self.layer, q, k, v.unflatten(-1, (-1, self.dim)))
+        return step.linear(mixed.flatten(1) * sigmoid(gate), self.o_proj)
+
+
+class GatedDeltaNet:
+    """Linear attention with a recurrent state: convolve, delta rule, gated norm."""
+
+    def __init__(self, config: Qwen35Config, loader: Loader, layer: int) -> None:
+        self.layer, self.eps, self.heads, self.value_dim = layer, config.rms_norm_eps, config.value_heads, config.value_dim
+        h, values = config.hidden_size, config.value_heads * config.value_dim
+        self.channels = 2 * config.key_heads * config.key_dim + values
+        self.in_proj = loader.linear(
+            h, in_proj_qkv=self.channels, in_proj_z=values, in_proj_b=self.heads, in_proj_a=self.heads
+        )
+        self.conv1d = loader.tensor("conv1d.weight", self.channels, config.conv_kernel, dtype=torch.float32)
+        self.decay = -loader.tensor("A_log", self.heads, dtype=torch.float32).exp()
+        self.dt_bias = loader.tensor("dt_bias", self.heads, dtype=torch.float32)
+        self.norm = loader.norm("norm", self.value_dim)
+        self.out_proj = loader.linear(values, out_proj=h)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        parts = [self.channels, self.heads * self.value_dim, self.heads, self.heads]
+        qkv, z, b, a = step.linear(x, self.in_proj).split(parts, -1)
+        log_decays = self.decay * softplus(a.float() + self.dt_bias)
+        outputs = step.recur(self.layer, qkv, self.conv1d, log_decays, sigmoid(b.float()))
+        gated = gated_rms_norm(outputs, z.unflatten(-1, (self.heads, self.value_dim)), self.norm, self.eps)
+        return step.linear(gated.flatten(1), self.out_proj)
+
+
+class MLP:
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, hidden: int, inner: int, loader: Loader) -> None:
+        self.gate_up = loader.linear(hidden, gate_proj=inner, up_proj=inner)
+        self.down_proj = loader.linear(inner, down_proj=hidden)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return step.linear(swiglu(step.linear(x, self.gate_up)), self.down_proj)
+
+
+class SparseMLP:
+    """Routed experts and one shared expert with a gate of its own."""
+
+    def __init__(self, config: Qwen35Config, loader: Loader) -> None:
+        h, inner, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
+        self.experts_per_token, self.renormalise = config.experts_per_token, config.norm_topk_prob
+        gate_up = loader.tensor("experts.gate_up_proj", count, 2 * inner, h)
+        self.gate_up = [Weight(matrix.clone()) for matrix in gate_up]
+        del gate_up
+        self.down = [Weight(matrix.clone()) for matrix in loader.tensor("experts.down_proj", count, h, inner)]
+        self.shared_expert = MLP(h, config.shared_expert_intermediate_size, loader.under("shared_expert"))
+        self.routers = loader.linear(h, gate=count, shared_expert_gate=1)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        scores, shared = step.linear(x, self.routers).split([len(self.gate_up), 1], -1)
+        shares, ids = route(scores, self.experts_per_token, self.renormalise)
+        routed = experts(x, shares, ids, self.gate_up, self.down, step.linear)
+        return routed + self.shared_expert(x, step) * sigmoid(shared)
+
+
+class Layer:
+    """Mix tokens, then channels, each on a normed copy added back."""
+
+    def __init__(self, config: Qwen35Config, loader: Loader, mixer: Attention | GatedDeltaNet, sparse: bool) -> None:
+        self.eps = config.rms_norm_eps
+        self.input_layernorm = loader.norm("input_layernorm", config.hidden_size)
+        self.post_attention_layernorm = loader.norm("post_attention_layernorm", config.hidden_size)
+        self.mixer = mixer
+        mlp = loader.under("mlp")
+        self.mlp = SparseMLP(config, mlp) if sparse else MLP(config.hidden_size, config.intermediate_size, mlp)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        x = x + self.mixer(rms_norm(x, self.input_layernorm, self.eps), step)
+        return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.eps), step)
+
+
+class Qwen35:
+    """Embedding, layers of two kinds, final norm, LM head."""
+
+    def __init__(self, config: Qwen35Config, loader: Loader, context: int, with_head: bool) -> None:
+        self.config = config
+        self.dtype, self.device = loader.dtype, loader.device
+        v, h = config.vocab_size, config.hidden_size
+        # The table keeps its stored dtype: a looked-up row is widened exactly.
+        self.embed_tokens = loader.stored("embed_tokens.weight", v, h).to(loader.device)
+        matrix = self.embed_tokens if config.tie_word_embeddings else loader.stored("lm_head.weight", v, h)
+        self.lm_head = Weight(matrix.to(loader.device, loader.dtype))
+        draft_head = DraftHead(matrix, self.lm_head) if with_head else None
+        del matrix
+        rope = Rope(context, config.head_dim, config.rotary_dim, config.rope_theta, loader.device)
+        self.layers: list[Layer] = []
+        attention = recurrent = 0
+        for i, (kind, sparse) in enumerate(zip(config.layer_types, config.sparse_layers, strict=True)):
+            inner = loader.under(f"layers.{i}")
+            mixer: Attention | GatedDeltaNet
+            if kind == "full_attention":
+                mixer = Attention(config, inner.under("self_attn"), attention, rope)
+                attention += 1
+            else:
+                mixer = GatedDeltaNet(config, inner.under("linear_attn"), recurrent)
+                recurrent += 1
+            self.layers.append(Layer(config, inner, mixer, sparse))
+        self.norm = loader.norm("norm", h)
+        self.head = Qwen35Head(self, loader.under("mtp"), attention, rope, draft_head) if draft_head else None
+        self.cache_shape = _cache_shape(config, attention + with_head, recurrent)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.embed_tokens[tokens].to(self.dtype)
+
+    def __call__(self, tokens: Tensor, step: Step) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, step)
+        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor, step: Step) -> Tensor:
+        return step.linear(hidden, self.lm_head).float()
+
+
+def _cache_shape(config: Qwen35Config, attention: int, recurrent: int) -> CacheShape:
+    return CacheShape(
+        attention_layers=attention,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        recurrent_layers=recurrent,
+        heads=config.value_heads,
+        key_dim=config.key_dim,
+        value_dim=config.value_dim,
+        conv_channels=2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim,
+        conv_kernel=config.conv_kernel,
+    )
+
+
+class Qwen35Head:
+    """fc([norm(embedding of token i + 1) ; norm(hidden i)]), one full-attention layer, norm.
+
+    The hidden states are those after a final norm, the target's and this head's own alike.
+    """
+
+    def __init__(self, model: Qwen35, loader: Loader, layer: int, rope: Rope, draft_head: DraftHead) -> None:
+        config = model.config
+        self.embed, self.eps, self.logits = model.embed, config.rms_norm_eps, draft_head.logits
+        h = config.hidden_size
+        self.fc = loader.linear(2 * h, fc=h)
+        self.pre_fc_norm = torch.stack([loader.norm(f"pre_fc_norm_{part}", h) for part in ("embedding", "hidden")])
+        inner = loader.under("layers.0")
+        attention = Attention(config, inner.under("self_attn"), layer, rope)
+        self.layer = Layer(config, inner, attention, sparse=config.num_experts > 0)
+        self.norm = loader.norm("norm", h)
+
+    def __call__(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
+        pair = rms_norm(torch.stack([self.embed(tokens), hidden], 1), self.pre_fc_norm, self.eps)
+        x = self.layer(step.linear(pair.flatten(1), self.fc), step)
+        return rms_norm(x, self.norm, self.eps)

@@ -1,0 +1,133 @@
+"""What is in a checkpoint, whether it is whole, and what running it takes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headlong.checkpoint.checkpoint import Checkpoint
+from headlong.checkpoint.config import ModelConfig, Shapes
+from headlong.checkpoint.head import HeadFacts
+from headlong.checkpoint.weights import HEAD
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers there are, by part. A tied LM head counts as embedding alone."""
+
+    embedding: int
+    layers: int  # without experts
+    experts: int
+    lm_head: int
+    mtp_head: int
+    active: int  # what one token is multiplied with: the layers, its experts and the LM head, tied or not
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.layers + self.experts + self.lm_head + self.mtp_head
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes it takes to run in one type."""
+
+    weights: int
+    state_per_sequence: int
+    kv_per_token: int
+
+
+@dataclass(frozen=True)
+class Report:
+    name: str
+    folder: str
+    family: str
+    model_type: str
+    context: int
+    vocab: int
+    tied: bool
+    layers: Mapping[str, int]  # type → count
+    experts: int
+    experts_per_token: int
+    parameters: Parameters
+    head: HeadFacts
+    norms: str  # how the trunk's are stored
+    missing: tuple[str, ...]
+    faulty: tuple[str, ...]  # a sentence for each tensor that is there and cannot be read
+    leftover: tuple[str, ...]
+    skipped: Mapping[str, int]
+    disk_bytes: int
+    memory: Mapping[str, Memory]  # float32 (on CPU) and bfloat16
+
+    @property
+    def whole(self) -> bool:
+        """The trunk can be loaded as it is."""
+        return not (self.missing or self.faulty or self.leftover)
+
+
+def inspect(checkpoint: Checkpoint) -> Report:
+    config, weights = checkpoint.config, checkpoint.weights
+    wanted = config.expected()
+    known = wanted.keys() | config.expected_head().keys()
+    faults = [weights.fault(name, shape) for name, shape in wanted.items() if name in weights]
+    used, experts = config.experts_used()
+    return Report(
+        name=checkpoint.name,
+        folder=str(checkpoint.folder),
+        family=config.family,
+        model_type=config.model_type,
+        context=config.max_position_embeddings,
+        vocab=config.vocab_size,
+        tied=config.tie_word_embeddings,
+        layers=config.layer_counts(),
+        experts=experts,
+        experts_per_token=used,
+        parameters=_parameters(config, checkpoint.head),
+        head=checkpoint.head,
+        norms=weights.trunk_norms,
+        missing=tuple(name for name in wanted if name not in weights),
+        faulty=tuple(filter(None, faults)),
+        leftover=tuple(name for name in weights if name not in known and not name.startswith(HEAD)),
+        skipped=weights.skipped,
+        disk_bytes=sum(path.stat().st_size for path in checkpoint.folder.rglob("*.safetensors")),
+        memory={dtype: _memory(checkpoint, dtype) for dtype in ITEM_BYTES},
+    )
+
+
+def _parameters(config: ModelConfig, head: HeadFacts) -> Parameters:
+    shapes = config.expected()
+    embedding, lm_head = _count(shapes, "embed_tokens."), _count(shapes, "lm_head.")
+    experts = sum(math.prod(shape) for name, shape in shapes.items() if ".experts." in name)
+    layers = _count(shapes, "") - embedding - lm_head - experts
+    used, held = config.experts_used()
+    active = layers + (experts * used // held if held else 0) + (lm_head or embedding)
+    return Parameters(embedding, layers, experts, lm_head, head.parameters, active)
+
+
+def _count(shapes: Shapes, prefix: str) -> int:
+    return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(prefix))
+
+
+def _memory(checkpoint: Checkpoint, dtype: str) -> Memory:
+    """In float32 the embedding keeps its stored type, and a tied LM head is a copy of its own."""
+    config, itemsize = checkpoint.config, ITEM_BYTES[dtype]
+    parameters = _parameters(config, checkpoint.head)
+    head = parameters.mtp_head if checkpoint.head.found else 0
+    numbers = parameters.layers + parameters.experts + parameters.lm_head + head
+    embedding_bytes = itemsize
+    if dtype == "float32":
+        embedding_bytes = _embedding_itemsize(checkpoint)
+        numbers += parameters.embedding if config.tie_word_embeddings else 0
+    return Memory(
+        weights=numbers * itemsize + parameters.embedding * embedding_bytes,
+        state_per_sequence=config.state_bytes(itemsize),
+        kv_per_token=config.kv_elements(with_head=checkpoint.head.found) * itemsize,
+    )
+
+
+def _embedding_itemsize(checkpoint: Checkpoint) -> int:
+    name = "embed_tokens.weight"
+    if name not in checkpoint.weights:
+        return ITEM_BYTES["float32"]
+    return STORED_BYTES.get(checkpoint.weights.tensor(name).pieces[0].stored.dtype, ITEM_BYTES["float32"])

@@ -1,0 +1,73 @@
+"""What an answer says about drafting and time."""
+
+import pytest
+
+from headlong.engine.request import Request
+from headlong.settings import Settings
+
+
+def count_up(history):
+    return (history[-1] + 1) % 200
+
+
+def test_right_drafts_are_counted_by_position(build):
+    got = build(count_up).generate([1, 2], max_tokens=9, depth=2).speculative
+    assert (got.requested, got.used, got.reason, got.depth) == ("auto", "mtp", "", 2)
+    assert (got.rounds, got.drafted, got.accepted) == (3, 6, 6)
+    assert (got.drafted_by_position, got.accepted_by_position) == ((3, 3), (3, 3))
+    assert got.mean_length == 3.0
+
+
+def test_a_wrong_draft_hides_those_after_it(build):
+    got = build(count_up, right=(True, False, True)).generate([1, 2], max_tokens=10, depth=3).speculative
+    assert got.accepted_by_position[1:] == (0, 0)
+    assert got.drafted_by_position[0] >= got.drafted_by_position[1] >= got.drafted_by_position[2]
+    assert got.accepted == sum(got.accepted_by_position)
+
+
+@pytest.mark.parametrize("right", [(True,), (False,), (True, False)])
+def test_every_token_is_a_round_or_an_accepted_draft(build, right):
+    output = build(count_up, right=right).generate([1, 2], max_tokens=23, depth=3)
+    assert len(output.tokens) == output.speculative.rounds + output.speculative.accepted
+
+
+def test_drafts_after_the_end_token_are_not_accepted(build, says):
+    output = build(says("ab")).generate("x", max_tokens=30, depth=4)
+    got = output.speculative  # one round for "a", then a window of "b", the end token and two more
+    assert (len(output.tokens), got.rounds, got.accepted_by_position) == (2, 2, (1, 1, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "settings", "requested", "reason"),
+    [
+        ({"draft": False}, {}, {}, "none", "the request asked for plain decoding"),
+        ({"depth": 0}, {}, {}, "auto", "depth 0 was asked"),
+        ({}, {"depth": 0}, {}, "auto", "the fake model has no head"),
+        ({"depth": 3}, {"depth": 0}, {"draft_kind": "none"}, "none", "the fake model has no head"),
+    ],
+)
+def test_plain_decoding_says_why(build, options, limits, settings, requested, reason):
+    engine = build(count_up, settings=Settings(**settings), **limits)
+    got = engine.generate([1, 2], max_tokens=5, **options).speculative
+    assert (got.requested, got.used, got.reason, got.depth) == (requested, "none", reason, 0)
+    assert (got.rounds, got.drafted, got.accepted, got.drafted_by_position) == (5, 0, 0, ())
+    assert got.mean_length == 1.0
+
+
+def test_the_depth_is_the_one_that_ran(build):
+    assert build(count_up, depth=3).generate([1], max_tokens=5, depth=8).speculative.depth == 3
+
+
+def test_times_and_tokens_are_counted(build):
+    engine = build(count_up)
+    long = engine.generate(list(range(30)), max_tokens=4)
+    assert long.timings.prefill_s > 0
+    assert long.timings.decode_s > 0
+    assert (long.prompt_tokens, long.timings.prompt_tokens, long.timings.tokens) == (30, 30, 4)
+    assert engine.generate([1], max_tokens=4).timings.prefill_s == 0
+
+
+def test_a_request_that_never_ran_has_no_figures(build):
+    engine = build(count_up)
+    output = engine.output(engine.submit(Request([1, 2], max_tokens=5)))
+    assert (output.speculative.rounds, output.speculative.mean_length, output.timings.decode_tps) == (0, 0.0, 0.0)
