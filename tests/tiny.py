@@ -23,7 +23,7 @@ SHIFTED_NORMS = ("layernorm.weight", "q_norm.weight", "k_norm.weight", "pre_fc_n
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is saved. None of it changes the values."""
+    """How a model is saved. Only `agreeable` and the sizes in the config change the values."""
 
     tied: bool = False
     storage: str = "hf"  # "hf", or "mlx": norms with 1 added, convolutions [C, K, 1], MLX key names
@@ -132,10 +132,11 @@ def values(config: Mapping[str, Any], seed: int, agreeable: bool = False) -> Ten
     tensors = {name: _value(name, shape, seed) for name, shape in _shapes(config).items()}
     if agreeable:  # each token mostly names the next: little from the layers, and the head passes the token through
         hidden = config["hidden_size"]
+        share = 0.15 if config["tie_word_embeddings"] else 0.08
         for name in tensors:
             if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
-                tensors[name] *= 0.15
-        tensors["mtp.fc.weight"] *= 0.1
+                tensors[name] *= share
+        tensors["mtp.fc.weight"] *= 0.05
         tensors["mtp.fc.weight"][:, :hidden] += torch.eye(hidden)
         signs = torch.arange(hidden) % 2 * -2.0  # as 1 + w: 1, -1, 1, ...; or a tied token would name itself
         tensors["norm.weight"] = tensors["norm.weight"] + signs

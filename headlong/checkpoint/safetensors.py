@@ -3,8 +3,9 @@
 import json
 import math
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Stored:
         if not self.plain:
             raise UserError(unreadable(self))
         array = np.empty(self.shape, NUMPY_DTYPES[PLAIN_DTYPES[self.dtype]])
-        with self.path.open("rb") as file:
+        with self.path.open("rb", buffering=0) as file:
             read_into(file, self.path, self.offset, array.reshape(-1).view(np.uint8).data)
         return array
 
@@ -61,12 +62,12 @@ def unreadable(stored: Stored) -> str:
     )
 
 
-def read_into(file: BinaryIO, path: Path, offset: int, buffer: memoryview) -> None:
+def read_into(file: FileIO, path: Path, offset: int, buffer: memoryview) -> None:
     """Fill the buffer with the bytes at the offset."""
     file.seek(offset)
     done = 0
     while done < len(buffer):
-        count = file.readinto(buffer[done:])  # type: ignore[attr-defined]  # typeshed's BinaryIO lacks it
+        count = file.readinto(buffer[done:])
         if not count:
             raise UserError(f"{path} ends {len(buffer) - done:,} bytes before its tensors do: {AGAIN}.")
         done += count

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import FileIO
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def as_float32(array: Array) -> "np.ndarray[Any, np.dtype[np.float32]]":
 
 
 def _fill(buffer: memoryview, itemsize: int, pieces: tuple[Piece, ...]) -> None:
-    file: BinaryIO | None = None
+    file: FileIO | None = None
     done = 0
     try:
         for number, piece in enumerate(pieces):
@@ -102,7 +103,7 @@ def _fill(buffer: memoryview, itemsize: int, pieces: tuple[Piece, ...]) -> None:
             if file is None or path != pieces[number - 1].stored.path:
                 if file is not None:
                     file.close()
-                file = path.open("rb")
+                file = path.open("rb", buffering=0)
             end = done + piece.count * itemsize
             read_into(file, path, piece.stored.offset + piece.start * itemsize, buffer[done:end])
             done = end

@@ -52,11 +52,15 @@ def layout(stored: Mapping[str, Stored], dims: Dims) -> Layout:
     trunk = trunk_norms({name: item for name, item in kept.items() if not name.startswith(HEAD)})
     head = head_norms({name: item for name, item in kept.items() if name.startswith(HEAD)})
     tensors: dict[str, Tensor] = {}
+    experts: dict[str, list[str]] = {}
     for name, item in kept.items():
-        if not EXPERTS.fullmatch(name):
-            tensors |= _canonical(name, item, dims, head if name.startswith(HEAD) else trunk)
-    for mlp in dict.fromkeys(match["mlp"] for match in map(EXPERTS.fullmatch, kept) if match):
-        tensors |= _experts(mlp, kept, dims)
+        expert = EXPERTS.fullmatch(name)
+        if expert:
+            experts.setdefault(expert["mlp"], []).append(name)
+        else:
+            tensors.update(_canonical(name, item, dims, head if name.startswith(HEAD) else trunk))
+    for mlp, names in experts.items():
+        tensors.update(_experts(mlp, names, kept, dims))
     return Layout(tensors, dict(skipped), str(trunk), str(head))
 
 
@@ -140,9 +144,8 @@ def _ungrouped(item: Stored, dims: Dims, widths: tuple[int, ...], wanted: tuple[
 # --- experts: packed, one by one, or stacked ----------------------------------------------------------------------
 
 
-def _experts(mlp: str, kept: Mapping[str, Stored], dims: Dims) -> dict[str, Tensor]:
+def _experts(mlp: str, names: list[str], kept: Mapping[str, Stored], dims: Dims) -> dict[str, Tensor]:
     """gate_up_proj [E, 2I, H] and down_proj [E, H, I] of one layer, whichever way they are stored."""
-    names = [name for name in kept if name.startswith((f"{mlp}.experts.", f"{mlp}.switch_mlp."))]
     packed = f"{mlp}.experts.gate_up_proj" in kept or f"{mlp}.experts.down_proj" in kept
     if packed or not dims.experts:
         return {name: whole(kept[name]) for name in names}

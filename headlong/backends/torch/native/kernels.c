@@ -1,0 +1,382 @@
+/* CPU kernels for rounds: float32 arithmetic, weights in float32 or bfloat16 (widened exactly).
+ *
+ * A row never sees its neighbours: every output is one fixed sequence of operations on that row's own data, whatever
+ * the number of rows, threads or pages. Each function here has a reference in PyTorch beside its caller.
+ *
+ * N tokens, B rows of W tokens. Vectors are 16 floats; the compiler splits them where the machine's are narrower.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16
+#define TILE 4  /* weight rows, and tokens, that share a pass */
+
+typedef float floats __attribute__((vector_size(64)));
+typedef int32_t ints __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+
+static inline floats load(const float *p) { floats v; memcpy(&v, p, sizeof v); return v; }
+static inline void store(float *p, floats v) { memcpy(p, &v, sizeof v); }
+static inline float add_lanes(floats v) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+}
+
+/* One vector where the mask is set, the other elsewhere. */
+static inline floats pick(ints mask, floats yes, floats no) { return (floats)((mask & (ints)yes) | (~mask & (ints)no)); }
+
+/* e^x for 16 floats, to about one unit in the last place; x is clamped to where the result is a normal number. */
+static inline floats exp16(floats x) {
+    x = pick(x > 88.0f, (floats){0} + 88.0f, x);
+    x = pick(x < -87.0f, (floats){0} - 87.0f, x);
+    floats n = x * 1.44269504f + 12582912.0f;  /* rounds to a whole number in the low bits */
+    ints whole = (ints)n - 0x4B400000;
+    n -= 12582912.0f;
+    floats r = x - n * 0.693145752f;
+    r = r - n * 1.42860677e-6f;
+    floats p = r * 1.9875691e-4f + 1.3981999e-3f;
+    p = p * r + 8.3334519e-3f;
+    p = p * r + 4.1665796e-2f;
+    p = p * r + 1.6666665e-1f;
+    p = p * r + 5.0000001e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (floats)((whole + 127) << 23);
+}
+
+static inline floats sigmoid16(floats x) { return 1.0f / (1.0f + exp16(-x)); }
+
+/* out[i] = f(in[i]) through the same 16-lane code for the last few elements too. */
+#define MAP(out, n, expression)                                    \
+    do {                                                           \
+        int i = 0;                                                 \
+        for (; i + LANES <= (n); i += LANES) {                     \
+            store((out) + i, expression);                          \
+        }                                                          \
+        if (i < (n)) {                                             \
+            float tail_[LANES];                                    \
+            store(tail_, expression);                              \
+            memcpy((out) + i, tail_, sizeof(float) * ((n) - i));   \
+        }                                                          \
+    } while (0)
+
+/* Up to 16 floats from p, zeros past the end. */
+static inline floats load_some(const float *p, int left) {
+    if (left >= LANES) return load(p);
+    float padded[LANES] = {0};
+    memcpy(padded, p, sizeof(float) * left);
+    return load(padded);
+}
+
+static inline float dot(const float *a, const float *b, int n) {
+    floats sum = {0};
+    for (int i = 0; i < n; i += LANES) sum += load_some(a + i, n - i) * load_some(b + i, n - i);
+    return add_lanes(sum);
+}
+
+/* ---- linear: y [N, out] = x [N, in] w' ------------------------------------------------------------------------ */
+
+/* Each product of a weight row and a token is its own chain of sums over k, the same in every tile.
+ * A block of bfloat16 is read as 16 words that hold two neighbours each: the even ones become floats by a shift, the
+ * odd ones by a mask. So the tokens are laid out with the 16 even elements of each block first (see `spread`). */
+#define BLOCK 32
+
+static inline void multiply_f32(floats *sum, const float *w, floats even, floats odd) {
+    *sum += load(w) * even;
+    *sum += load(w + LANES) * odd;
+}
+
+static inline void multiply_bf16(floats *sum, const uint16_t *w, floats even, floats odd) {
+    words pairs;
+    memcpy(&pairs, w, sizeof pairs);
+    *sum += (floats)(pairs << 16) * even;
+    *sum += (floats)(pairs & 0xFFFF0000u) * odd;
+}
+
+/* `TOKENS` tokens by TILE weight rows; the rows may be one and the same past the end of the matrix. */
+#define LINEAR_TILE(NAME, TYPE, MULTIPLY, TOKENS)                                                               \
+    static void NAME(floats sum[TOKENS][TILE], const float *x, const TYPE *const w[TILE], long in, long padded) { \
+        floats total[TOKENS][TILE] = {0};                                                                       \
+        long k = 0;                                                                                             \
+        for (; k + BLOCK <= in; k += BLOCK)                                                                     \
+            for (int n = 0; n < TILE; n++)                                                                      \
+                for (int m = 0; m < TOKENS; m++)                                                                \
+                    MULTIPLY(&total[m][n], w[n] + k, load(x + m * padded + k), load(x + m * padded + k + LANES)); \
+        if (k < in)                                                                                             \
+            for (int n = 0; n < TILE; n++) {                                                                    \
+                TYPE tail[BLOCK] = {0};                                                                         \
+                memcpy(tail, w[n] + k, sizeof(TYPE) * (in - k));                                                \
+                for (int m = 0; m < TOKENS; m++)                                                                \
+                    MULTIPLY(&total[m][n], tail, load(x + m * padded + k), load(x + m * padded + k + LANES));   \
+            }                                                                                                   \
+        memcpy(sum, total, sizeof total);                                                                       \
+    }
+
+#define LINEAR(NAME, TYPE, MULTIPLY)                                                                            \
+    LINEAR_TILE(NAME##_1, TYPE, MULTIPLY, 1)                                                                    \
+    LINEAR_TILE(NAME##_2, TYPE, MULTIPLY, 2)                                                                    \
+    LINEAR_TILE(NAME##_3, TYPE, MULTIPLY, 3)                                                                    \
+    LINEAR_TILE(NAME##_4, TYPE, MULTIPLY, 4)                                                                    \
+    /* x [tokens, padded] as `spread` left it. */                                                               \
+    static void NAME(float *y, const float *x, const TYPE *weight, long tokens, long in, long out, long padded) { \
+        _Pragma("omp parallel for schedule(static)") for (long n = 0; n < out; n += TILE) {                     \
+            const TYPE *w[TILE];                                                                                \
+            for (int i = 0; i < TILE; i++) w[i] = weight + (n + i < out ? n + i : out - 1) * in;                \
+            for (long m = 0; m < tokens; m += TILE) {                                                           \
+                floats sum[TILE][TILE];                                                                         \
+                const float *from = x + m * padded;                                                             \
+                long count = tokens - m < TILE ? tokens - m : TILE;                                             \
+                if (count == 1) NAME##_1(sum, from, w, in, padded);                                             \
+                else if (count == 2) NAME##_2(sum, from, w, in, padded);                                        \
+                else if (count == 3) NAME##_3(sum, from, w, in, padded);                                        \
+                else NAME##_4(sum, from, w, in, padded);                                                        \
+                for (long t = 0; t < count; t++)                                                                \
+                    for (long i = 0; i < TILE && n + i < out; i++) y[(m + t) * out + n + i] = add_lanes(sum[t][i]); \
+            }                                                                                                   \
+        }                                                                                                       \
+    }
+
+LINEAR(linear_wide, float, multiply_f32)
+LINEAR(linear_half, uint16_t, multiply_bf16)
+
+/* Tokens padded with zeros to whole blocks; `halves`: even elements of a block first. */
+static float *spread(const float *x, long tokens, long in, long padded, int halves) {
+    float *to = aligned_alloc(64, sizeof(float) * tokens * padded);
+    for (long m = 0; m < tokens; m++)
+        for (long k = 0; k < padded; k++) {
+            long at = halves ? k / BLOCK * BLOCK + k % LANES * 2 + k % BLOCK / LANES : k;
+            to[m * padded + k] = at < in ? x[m * in + at] : 0.0f;
+        }
+    return to;
+}
+
+/* `half`: the weight is bfloat16, else float32. */
+void linear(float *y, const float *x, const void *weight, int half, long tokens, long in, long out) {
+    long padded = (in + BLOCK - 1) / BLOCK * BLOCK;
+    float *ready = spread(x, tokens, in, padded, half);
+    if (half) linear_half(y, ready, weight, tokens, in, out, padded);
+    else linear_wide(y, ready, weight, tokens, in, out, padded);
+    free(ready);
+}
+
+/* ---- norms and gates ------------------------------------------------------------------------------------------ */
+
+static inline void scale_norm(float *y, const float *x, const float *weight, long size, float eps) {
+    float scale = 1.0f / sqrtf(dot(x, x, size) / size + eps);
+    MAP(y, size, load_some(x + i, size - i) * scale * load_some(weight + i, size - i));
+}
+
+/* x [N, size] += add (when there is one); y = norm of x. */
+void add_norm(float *y, float *x, const float *add, const float *weight, long n, long size, float eps) {
+    for (long row = 0; row < n; row++) {
+        float *in = x + row * size;
+        if (add) MAP(in, size, load_some(in + i, size - i) + load_some(add + row * size + i, size - i));
+        scale_norm(y + row * size, in, weight, size, eps);
+    }
+}
+
+/* gate_up [N, 2 size], gate first -> y [N, size] = silu(gate) up. */
+void swiglu(float *y, const float *gate_up, long n, long size) {
+    for (long row = 0; row < n; row++) {
+        const float *gate = gate_up + row * 2 * size, *up = gate + size;
+        float *out = y + row * size;
+        MAP(out, size, load_some(gate + i, size - i) * sigmoid16(load_some(gate + i, size - i)) * load_some(up + i, size - i));
+    }
+}
+
+/* y [N, size] = x sigmoid(gate); gate rows are `stride` apart. */
+void gate(float *y, const float *x, const float *gates, long n, long size, long stride) {
+    for (long row = 0; row < n; row++) {
+        const float *in = x + row * size, *by = gates + row * stride;
+        float *out = y + row * size;
+        MAP(out, size, load_some(in + i, size - i) * sigmoid16(load_some(by + i, size - i)));
+    }
+}
+
+/* Norm and rotate heads [N, heads, dim], rows `stride` apart; weight [heads, dim], cos and sin [positions, rotary]. */
+void norm_rope(float *y, const float *x, const float *weight, const float *cos, const float *sin,
+               const int64_t *positions, long n, long heads, long dim, long rotary, long stride, float eps) {
+    for (long row = 0; row < n; row++) {
+        const float *c = cos + positions[row] * rotary, *s = sin + positions[row] * rotary;
+        for (long h = 0; h < heads; h++) {
+            float *out = y + (row * heads + h) * dim;
+            scale_norm(out, x + row * stride + h * dim, weight + h * dim, dim, eps);
+            for (long j = 0; j < rotary / 2; j++) {
+                float a = out[j], b = out[j + rotary / 2];
+                out[j] = a * c[j] - b * s[j];
+                out[j + rotary / 2] = b * c[j] + a * s[j];
+            }
+        }
+    }
+}
+
+/* ---- attention over pages ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    float *keys, *values;  /* [pages, kv_heads, page, dim] */
+    long kv_heads, heads, dim, page;
+} Pages;
+
+static void attend_one(const Pages *p, float *out, const float *q, const int64_t *table, long kv, long keys, float *scores) {
+    long group = p->heads / p->kv_heads, dim = p->dim, padded = (keys + LANES - 1) / LANES * LANES;
+    float scale = 1.0f / sqrtf(dim);
+    for (long t = 0; t < keys; t++) {
+        const float *key = p->keys + ((table[t / p->page] * p->kv_heads + kv) * p->page + t % p->page) * dim;
+        for (long g = 0; g < group; g++) scores[g * padded + t] = dot(q + g * dim, key, dim) * scale;
+    }
+    for (long g = 0; g < group; g++) {
+        float *row = scores + g * padded, most = row[0];
+        for (long t = 1; t < keys; t++) most = row[t] > most ? row[t] : most;
+        for (long t = keys; t < padded; t++) row[t] = -INFINITY;
+        floats sum = {0};
+        for (long t = 0; t < padded; t += LANES) {
+            floats e = exp16(load(row + t) - most);
+            store(row + t, e);
+            if (t + LANES > keys) for (long i = keys; i < padded; i++) row[i] = 0.0f;
+            sum += load(row + t);
+        }
+        float share = 1.0f / add_lanes(sum);
+        for (long i = 0; i < padded; i++) row[i] *= share;
+        memset(out + g * dim, 0, sizeof(float) * dim);
+    }
+    for (long t = 0; t < keys; t++) {
+        const float *value = p->values + ((table[t / p->page] * p->kv_heads + kv) * p->page + t % p->page) * dim;
+        for (long g = 0; g < group; g++)
+            for (long i = 0; i < dim; i++) out[g * dim + i] += scores[g * padded + t] * value[i];
+    }
+}
+
+/* Write k [N, kv_heads, dim] (rows `k_stride` apart, v likewise) to its pages, then attend with q [N, heads, dim];
+ * token (b, w) sees the keys up to its own position through row b of the table [B, table_width]. */
+void attend(const Pages *p, float *out, const float *q, const float *k, const float *v, long q_stride, long k_stride,
+            long v_stride, const int64_t *write_pages, const int64_t *positions, const int64_t *table, long table_width,
+            long batch, long width) {
+    long dim = p->dim, group = p->heads / p->kv_heads, longest = 0;
+    for (long n = 0; n < batch * width; n++) {
+        for (long h = 0; h < p->kv_heads; h++) {
+            long slot = ((write_pages[n] * p->kv_heads + h) * p->page + positions[n] % p->page) * dim;
+            memcpy(p->keys + slot, k + n * k_stride + h * dim, sizeof(float) * dim);
+            memcpy(p->values + slot, v + n * v_stride + h * dim, sizeof(float) * dim);
+        }
+        if (positions[n] >= longest) longest = positions[n] + 1;
+    }
+    long limit = table_width * p->page;
+#pragma omp parallel
+    {
+        float *scores = malloc(sizeof(float) * group * (longest + LANES));
+#pragma omp for collapse(2) schedule(static)
+        for (long n = 0; n < batch * width; n++)
+            for (long h = 0; h < p->kv_heads; h++) {
+                /* Padding may stand past its row's pages; it attends to what is there and is thrown away. */
+                long keys = positions[n] + 1 < limit ? positions[n] + 1 : limit;
+                attend_one(p, out + (n * p->heads + h * group) * dim, q + n * q_stride + h * group * dim,
+                           table + n / width * table_width, h, keys, scores);
+            }
+        free(scores);
+    }
+}
+
+/* ---- the gated delta rule over windows ------------------------------------------------------------------------- */
+
+typedef struct {
+    float *states;       /* [rows, heads, key_dim, value_dim] */
+    float *waiting;      /* [rows, max_width, heads, key_dim + value_dim + 1]: key, correction, decay */
+    float *inputs;       /* [rows, taps - 1 + max_width, channels] */
+    const float *conv;   /* [taps, channels] */
+    const float *decay;  /* [heads], -exp(A_log) */
+    const float *dt_bias, *norm;
+    long heads, key_heads, key_dim, value_dim, taps, max_width;
+    float eps;
+} Delta;
+
+static inline void advance(float *restrict state, const float *restrict key, const float *restrict correction,
+                           float decay, long key_dim, long value_dim) {
+    for (long i = 0; i < key_dim; i++)
+        for (long j = 0; j < value_dim; j++)
+            state[i * value_dim + j] = state[i * value_dim + j] * decay + key[i] * correction[j];
+}
+
+static inline void unit(float *y, const float *x, long size, float scale) {
+    float by = scale / sqrtf(dot(x, x, size) + 1e-6f);
+    for (long i = 0; i < size; i++) y[i] = x[i] * by;
+}
+
+static void convolve(const Delta *d, float *mixed, float *inputs, const float *projected, long kept, long width,
+                     long channels, long stride) {
+    long past = d->taps - 1;
+    memmove(inputs, inputs + kept * channels, sizeof(float) * past * channels);
+    for (long t = 0; t < width; t++) memcpy(inputs + (past + t) * channels, projected + t * stride, sizeof(float) * channels);
+    for (long t = 0; t < width; t++) {
+        float *out = mixed + t * channels;
+        const float *in = inputs + t * channels;
+        for (long c = 0; c < channels; c++) out[c] = in[c] * d->conv[c];
+        for (long tap = 1; tap < d->taps; tap++)
+            for (long c = 0; c < channels; c++) out[c] += in[tap * channels + c] * d->conv[tap * channels + c];
+        MAP(out, channels, load_some(out + i, channels - i) * sigmoid16(load_some(out + i, channels - i)));
+    }
+}
+
+/* One head of one row: fold what was kept, write the state, run the window on a copy. */
+static void run_head(const Delta *d, float *out, const float *mixed, const float *projected, long row, long head,
+                     long kept, long width, long stride, float *scratch) {
+    long kd = d->key_dim, vd = d->value_dim, keys = d->key_heads * kd, values = d->heads * vd;
+    long channels = 2 * keys + values, key_head = head / (d->heads / d->key_heads), entry = kd + vd + 1;
+    float *state = d->states + (row * d->heads + head) * kd * vd;
+    float *waiting = d->waiting + (row * d->max_width * d->heads + head) * entry;
+    for (long j = 0; j < kept; j++) {
+        const float *w = waiting + j * d->heads * entry;
+        advance(state, w, w + kd, w[kd + vd], kd, vd);
+    }
+    float *local = scratch, *q = local + kd * vd, *seen_k = q + kd, *seen_q = seen_k + vd;
+    if (width > 1) memcpy(local, state, sizeof(float) * kd * vd);
+    for (long t = 0; t < width; t++) {
+        const float *m = mixed + t * channels, *p = projected + t * stride;
+        const float *current = width > 1 ? local : state, *v = m + 2 * keys + head * vd;
+        float *w = waiting + t * d->heads * entry, *k = w, *correction = w + kd;
+        unit(q, m + key_head * kd, kd, 1.0f / sqrtf(kd));
+        unit(k, m + keys + key_head * kd, kd, 1.0f);
+        float step = p[channels + values + d->heads + head] + d->dt_bias[head];
+        float decay = expf(d->decay[head] * (fmaxf(step, 0.0f) + log1pf(expf(-fabsf(step)))));
+        float strength = 1.0f / (1.0f + expf(-p[channels + values + head]));
+        w[kd + vd] = decay;
+        memset(seen_k, 0, sizeof(float) * 2 * vd);
+        for (long i = 0; i < kd; i++)
+            for (long j = 0; j < vd; j++) {
+                seen_k[j] += k[i] * current[i * vd + j];
+                seen_q[j] += q[i] * current[i * vd + j];
+            }
+        float overlap = dot(q, k, kd);
+        for (long j = 0; j < vd; j++) {
+            correction[j] = (v[j] - decay * seen_k[j]) * strength;
+            seen_q[j] = decay * seen_q[j] + overlap * correction[j];
+        }
+        if (t + 1 < width) advance(local, k, correction, decay, kd, vd);
+        float *o = out + (t * d->heads + head) * vd;
+        const float *z = p + channels + head * vd;
+        scale_norm(o, seen_q, d->norm, vd, d->eps);
+        MAP(o, vd, load_some(o + i, vd - i) * load_some(z + i, vd - i) * sigmoid16(load_some(z + i, vd - i)));
+    }
+}
+
+/* projected [B W, stride]: qkv, z, b, a -> out [B W, heads value_dim], convolved, recurred, normed and gated. */
+void delta_window(const Delta *d, float *out, const float *projected, const int64_t *rows, const int64_t *kept,
+                  long batch, long width, long stride) {
+    long channels = 2 * d->key_heads * d->key_dim + d->heads * d->value_dim;
+    float *mixed = malloc(sizeof(float) * batch * width * channels);
+    for (long b = 0; b < batch; b++)
+        convolve(d, mixed + b * width * channels, d->inputs + rows[b] * (d->taps - 1 + d->max_width) * channels,
+                 projected + b * width * stride, kept[b], width, channels, stride);
+#pragma omp parallel
+    {
+        float *scratch = malloc(sizeof(float) * (d->key_dim * d->value_dim + d->key_dim + 2 * d->value_dim));
+#pragma omp for collapse(2) schedule(static)
+        for (long b = 0; b < batch; b++)
+            for (long h = 0; h < d->heads; h++)
+                run_head(d, out + b * width * d->heads * d->value_dim, mixed + b * width * channels,
+                         projected + b * width * stride, rows[b], h, kept[b], width, stride, scratch);
+        free(scratch);
+    }
+    free(mixed);
+}
