@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from headlong.backends.torch.backend import TorchBackend
 from headlong.backends.torch.drafters import HeadDrafter, Wrong
 from headlong.checkpoint.checkpoint import open_checkpoint
-from headlong.checkpoint.registry import model_config
+from headlong.checkpoint.families import model_config
 from headlong.engine.request import Chunk, RowPlan, Sampling
 from headlong.settings import Settings
 

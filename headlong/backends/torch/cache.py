@@ -5,17 +5,18 @@
              read past  padding's
              a table    writes
 
-    A recurrent layer holds S, the state after the committed tokens except the last window's, and that window's
-    keys, corrections and decays. `kept` says how many of them count. The next window folds those into S first, so
-    rejected tokens never enter S and nothing is ever undone.
+A recurrent layer holds the state after the committed tokens but those of the last window, and that window's keys,
+corrections and decays. `kept` says how many of them count. The next window folds those in first, so rejected tokens
+never enter a state and nothing is ever undone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from headlong.backends.torch.kernels.attention import Pages
+from headlong.backends.torch.kernels.gated_delta import Memory
 from headlong.engine.request import Limits
 from headlong.settings import MAX_DEPTH
 
@@ -44,33 +45,40 @@ class Cache:
     """Fixed tensors for every row and page of an engine."""
 
     def __init__(self, shape: CacheShape, limits: Limits, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.limits, self.device = shape, limits, device
+        self.limits, self.device = limits, device
         pages = (limits.pages + RESERVED_PAGES, shape.kv_heads, limits.page, shape.head_dim)
         # Not zeroed here: memory is touched when a page is first given to a row.
-        self.keys = [torch.empty(pages, dtype=dtype, device=device) for _ in range(shape.attention_layers)]
-        self.values = [torch.empty(pages, dtype=dtype, device=device) for _ in range(shape.attention_layers)]
-        self.table = torch.full(
-            (limits.rows, -(-limits.context // limits.page) + 1), NULL_PAGE, dtype=torch.long, device=device
-        )
+        self.pages = [
+            Pages(torch.empty(pages, dtype=dtype, device=device), torch.empty(pages, dtype=dtype, device=device))
+            for _ in range(shape.attention_layers)
+        ]
+        table = (limits.rows, -(-limits.context // limits.page) + 1)
+        self.table = torch.full(table, NULL_PAGE, dtype=torch.long, device=device)
         self.owned = [0] * limits.rows  # pages in each row's table, known on the host
-        layers = range(shape.recurrent_layers)
         state = (limits.rows, shape.heads, shape.key_dim, shape.value_dim)
-        self.states = [torch.zeros(state, device=device) for _ in layers]
         waiting = (limits.rows, MAX_WIDTH, shape.heads, shape.key_dim + shape.value_dim + 1)
-        self.waiting = [torch.zeros(waiting, device=device) for _ in layers]  # key, correction, decay
-        past = (limits.rows, shape.conv_kernel - 1 + MAX_WIDTH, shape.conv_channels)
-        self.conv_inputs = [torch.zeros(past, dtype=dtype, device=device) for _ in layers]
+        inputs = (limits.rows, shape.conv_kernel - 1 + MAX_WIDTH, shape.conv_channels)
+        self.memories = [
+            Memory(
+                torch.zeros(state, device=device),
+                torch.zeros(waiting, device=device),
+                torch.zeros(inputs, dtype=dtype, device=device),
+            )
+            for _ in range(shape.recurrent_layers)
+        ]
         self.kept = torch.zeros(limits.rows, dtype=torch.long, device=device)
-        self.folds = [0] * limits.rows  # width of each row's last window, known on the host
+        self.widths = [0] * limits.rows  # of each row's last window, known on the host
+        self.counting = torch.arange(MAX_WIDTH, device=device)
         self._zero_pages([NULL_PAGE, SPARE_PAGE])
 
     def start(self, row: int) -> None:
         """Empty a row for a new sequence."""
-        self.table[row] = NULL_PAGE
-        self.owned[row] = self.folds[row] = 0
+        self.release(row)
+        self.widths[row] = 0
         self.kept[row] = 0
-        for tensor in (*self.states, *self.conv_inputs):
-            tensor[row] = 0
+        for memory in self.memories:
+            memory.states[row] = 0
+            memory.inputs[row] = 0
 
     def grow(self, row: int, pages: Sequence[int]) -> None:
         """Append pages to a row's table, zeroed: what is not yet written must not disturb a sum."""
@@ -87,5 +95,6 @@ class Cache:
         self.owned[row] = 0
 
     def _zero_pages(self, pages: list[int]) -> None:
-        for tensor in (*self.keys, *self.values):
-            tensor[pages] = 0
+        for layer in self.pages:
+            layer.keys[pages] = 0
+            layer.values[pages] = 0

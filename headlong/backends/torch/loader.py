@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.kernels.linear import Weight
+from headlong.backends.torch.native.library import library
 from headlong.checkpoint.weights import Array, Weights
 
 
@@ -12,6 +13,7 @@ class Loader:
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
         self.weights, self.dtype, self.device, self.prefix = weights, dtype, device, prefix
+        self.keep_halves = device.type == "cpu" and library() is not None
 
     def under(self, prefix: str) -> "Loader":
         return Loader(self.weights, self.dtype, self.device, f"{self.prefix}{prefix}.")
@@ -27,12 +29,20 @@ class Loader:
     def norm(self, name: str, size: int) -> Tensor:
         return self.tensor(f"{name}.weight", size, dtype=torch.float32)
 
+    def matrix(self, name: str, *shape: int) -> Tensor:
+        """For products: in the model's dtype, or as stored where that is as exact and smaller."""
+        return self.ready(self.stored(name, *shape))
+
+    def ready(self, matrix: Tensor) -> Tensor:
+        return matrix.to(self.device) if self.keep_halves and matrix.dtype == torch.bfloat16 else self._cast(matrix)
+
     def linear(self, columns: int, **rows: int) -> Weight:
         """Matrices that share their input, stacked into one: name=rows for each, in order."""
-        total = torch.empty(sum(rows.values()), columns, dtype=self.dtype, device=self.device)
-        for part, (name, count) in zip(total.split(list(rows.values())), rows.items(), strict=True):
-            part.copy_(self.stored(f"{name}.weight", count, columns))
-        return Weight(total)
+        parts = [self.matrix(f"{name}.weight", count, columns) for name, count in rows.items()]
+        return Weight(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, self.dtype)
 
 
 def _tensor(array: Array) -> Tensor:

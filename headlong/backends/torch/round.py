@@ -78,7 +78,8 @@ class Rounds:
 
         verdict = accept(self._trial(logits, window, index, starts, verify, needs), needs)
         self._commit(index, verdict)
-        step.done(rows)
+        for row in rows:
+            self.cache.widths[row] = width
 
         depths = [row.draft for row in plan]
         if any(depths):

@@ -1,28 +1,76 @@
 """Attention of windows over paged K/V, and of a prompt chunk over its own past."""
 
+import ctypes
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.native.library import library
 
-def window_attention(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """q [B, W, A, D] over keys, values [B, S, K, P, D] (S pages of P tokens), visible [B, W, S, P] -> [B, W, A, D].
 
-    The split is the page: every query sees the same partition at absolute positions however long its neighbours
-    are, each window position is its own product, and pages are added in order, so a page too many adds exact zeros.
-    """
-    b, w, a, d = q.shape
-    s, k, p = keys.shape[1:4]
-    group = a // k
-    queries = (q.float() * d**-0.5).view(b, w, 1, k, group, d).expand(b, w, s, k, group, d)
-    flat_keys = keys.float().reshape(b * s * k, p, d).transpose(1, 2)
-    scores = torch.stack([torch.bmm(queries[:, j].reshape(-1, group, d), flat_keys) for j in range(w)])
-    scores = scores.view(w, b, s, k, group, p).masked_fill_(~visible.transpose(0, 1)[:, :, :, None, None], -torch.inf)
+class _NativePages(ctypes.Structure):
+    _fields_ = [
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_long) for name in ("kv_heads", "heads", "dim", "page")),
+    ]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """One layer's keys and values, [pages, K, page, D] each."""
+
+    keys: Tensor
+    values: Tensor
+
+    def native(self, heads: int) -> _NativePages:
+        _, kv_heads, page, dim = self.keys.shape
+        return _NativePages(self.keys.data_ptr(), self.values.data_ptr(), kv_heads, heads, dim, page)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of B windows of width W stand: positions [B W], the pages they write to [B W], and the pages
+    each row reads [B, S]."""
+
+    positions: Tensor
+    write_pages: Tensor
+    read_pages: Tensor
+    width: int
+
+
+def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Write k, v [N, K, D], then attend with q [N, A, D]; a token sees its row up to itself -> [N, A, D]."""
+    lib = library(pages.keys, q)
+    if lib is None:
+        return _reference(pages, places, q, k, v)
+    out = q.new_empty(q.shape)
+    rows, table = places.read_pages.shape
+    tensors = (t.data_ptr() for t in (out, q, k, v))
+    where = (t.data_ptr() for t in (places.write_pages, places.positions, places.read_pages))
+    layer = ctypes.byref(pages.native(q.shape[1]))
+    lib.attend(layer, *tensors, q.stride(0), k.stride(0), v.stride(0), *where, table, rows, places.width)
+    return out
+
+
+def _reference(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The split is the page: every query sees the same partition at absolute positions however long its neighbours
+    are, each window position is its own product, and pages are added in order, so a page too many adds zeros."""
+    write(pages, places.write_pages, places.positions, k, v)
+    (b, s), w = places.read_pages.shape, places.width
+    _, kv, p, d = pages.keys.shape
+    group = q.shape[1] // kv
+    keys, values = (x[places.read_pages].float().view(b * s * kv, p, d) for x in (pages.keys, pages.values))
+    queries = (q.float() * d**-0.5).view(b, w, 1, kv, group, d).expand(b, w, s, kv, group, d)
+    scores = torch.stack([torch.bmm(queries[:, j].reshape(-1, group, d), keys.mT) for j in range(w)])
+    key_positions = torch.arange(s * p, device=q.device).view(s, p)
+    visible = key_positions <= places.positions.view(b, w).T[:, :, None, None]  # [W, B, S, P]
+    scores = scores.view(w, b, s, kv, group, p).masked_fill_(~visible[:, :, :, None, None], -torch.inf)
     weights = torch.exp(scores - scores.amax((2, 5), keepdim=True))
-    flat_values = values.float().reshape(b * s * k, p, d)
-    mixed = torch.stack([torch.bmm(weights[j].view(-1, group, p), flat_values) for j in range(w)])
-    mixed = _add_in_order(mixed.view(w, b, s, k, group, d))
-    total = _add_in_order(weights.sum(-1, keepdim=True))
-    return (mixed / total).transpose(0, 1).reshape(b, w, a, d).to(q.dtype)
+    mixed = torch.stack([torch.bmm(weights[j].view(-1, group, p), values) for j in range(w)])
+    mixed = _add_in_order(mixed.view(w, b, s, kv, group, d)) / _add_in_order(weights.sum(-1, keepdim=True))
+    return mixed.transpose(0, 1).reshape(q.shape).to(q.dtype)
 
 
 def _add_in_order(parts: Tensor) -> Tensor:
@@ -30,12 +78,19 @@ def _add_in_order(parts: Tensor) -> Tensor:
     return parts[:, :, 0] if parts.shape[2] == 1 else parts.cumsum(2)[:, :, -1]
 
 
-def chunk_attention(q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
-    """q [T, A, D] at positions start .. start + T - 1 over keys, values [K, start + T, D] -> [T, A, D]."""
-    t, end = q.shape[0], keys.shape[1]
-    position = torch.arange(end, device=q.device)
-    mask = position <= position[start:, None]
+def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A prompt chunk at consecutive positions [T] of the row with this table [S] -> [T, A, D]."""
+    write(pages, table[positions // pages.keys.shape[2]], positions, k, v)
+    start, end = int(positions[0]), int(positions[-1]) + 1
+    keys, values = (x[table].transpose(0, 1).flatten(1, 2)[None, :, :end] for x in (pages.keys, pages.values))
+    mask = torch.arange(end, device=q.device) <= positions[:, None] if start or len(positions) > 1 else None
     out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask[:t], enable_gqa=True
+        q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
     )
     return out[0].transpose(0, 1)
+
+
+def write(pages: Pages, write_pages: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+    slots = positions % pages.keys.shape[2]
+    pages.keys[write_pages, :, slots] = k
+    pages.values[write_pages, :, slots] = v

@@ -1,16 +1,29 @@
-"""RMS norms and gates, computed in float32.
+"""RMS norms and gates, in float32.
 
 torch's own sigmoid, silu and softplus give an element other bits in the tail of a vector than in its middle, so
-the same token would differ between batches. exp, log1p and the four operations do not; everything here is made of
+the same token would differ between batches. exp, log1p and the four operations do not; the references are made of
 them.
 """
 
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.native.library import library
+
+
+def add_norm(x: Tensor, add: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + add, and its norm over the last dimension; weight is the whole factor, float32. x may be overwritten."""
+    lib = library(x)
+    if lib is None:
+        x = x if add is None else x + add
+        return x, rms_norm(x, weight, eps)
+    x, y = x.contiguous(), torch.empty_like(x)
+    added = None if add is None else add.data_ptr()
+    lib.add_norm(y.data_ptr(), x.data_ptr(), added, weight.data_ptr(), x.shape[0], x.shape[1], eps)
+    return x, y
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last dimension; weight is the whole factor, float32."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * weight).to(x.dtype)
@@ -37,8 +50,24 @@ def softplus(x: Tensor) -> Tensor:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """[N, 2 I], gate first -> silu(gate) * up, [N, I]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate) * up
+    lib = library(gate_up)
+    if lib is None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return silu(gate) * up
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    y = gate_up.new_empty(rows, size)
+    lib.swiglu(y.data_ptr(), gate_up.data_ptr(), rows, size)
+    return y
+
+
+def gated(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), both [N, size]; the gate may be columns of a wider tensor."""
+    lib = library(x)
+    if lib is None:
+        return x * sigmoid(gate)
+    y = torch.empty_like(x)
+    lib.gate(y.data_ptr(), x.data_ptr(), gate.data_ptr(), x.shape[0], x.shape[1], gate.stride(0))
+    return y
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

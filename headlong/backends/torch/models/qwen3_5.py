@@ -8,8 +8,9 @@ from torch import Tensor
 
 from headlong.backends.torch.cache import CacheShape
 from headlong.backends.torch.kernels.experts import experts, route
+from headlong.backends.torch.kernels.gated_delta import Delta
 from headlong.backends.torch.kernels.linear import Weight
-from headlong.backends.torch.kernels.norm import gated_rms_norm, rms_norm, sigmoid, softplus, swiglu
+from headlong.backends.torch.kernels.norm import add_norm, gated, rms_norm, swiglu
 from headlong.backends.torch.kernels.rope import Rope
 from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.lm_head import DraftHead
@@ -25,9 +26,9 @@ class Attention:
         h, d = config.hidden_size, config.head_dim
         self.queries, self.keys, self.dim = config.num_attention_heads, config.num_key_value_heads, d
         # Stored as query, gate for each head in turn; kept as all queries, keys, values, then all gates.
-        query_gate = loader.tensor("q_proj.weight", 2 * self.queries * d, h).view(self.queries, 2, d, h)
-        key = loader.tensor("k_proj.weight", self.keys * d, h)
-        value = loader.tensor("v_proj.weight", self.keys * d, h)
+        query_gate = loader.matrix("q_proj.weight", 2 * self.queries * d, h).view(self.queries, 2, d, h)
+        key = loader.matrix("k_proj.weight", self.keys * d, h)
+        value = loader.matrix("v_proj.weight", self.keys * d, h)
         self.qkvg = Weight(torch.cat([query_gate[:, 0].reshape(-1, h), key, value, query_gate[:, 1].reshape(-1, h)]))
         self.o_proj = loader.linear(self.queries * d, o_proj=h)
         q_norm, k_norm = loader.norm("q_norm", d), loader.norm("k_norm", d)
@@ -37,35 +38,32 @@ class Attention:
         queries, both = self.queries * self.dim, (self.queries + self.keys) * self.dim
         qkvg = step.linear(x, self.qkvg)
         qk, v, gate = qkvg.split([both, self.keys * self.dim, queries], -1)
-        qk = self.rope(rms_norm(qk.unflatten(-1, (-1, self.dim)), self.qk_norm, self.eps), step.positions)
-        q, k = qk.split([self.queries, self.keys], 1)
-        mixed = step.attend(self.layer, q, k, v.unflatten(-1, (-1, self.dim)))
-        return step.linear(mixed.flatten(1) * sigmoid(gate), self.o_proj)
+        qk = self.rope.normed(qk, self.qk_norm, self.eps, step.positions)
+        mixed = step.attend(self.layer, qk[:, : self.queries], qk[:, self.queries :], v.unflatten(-1, (-1, self.dim)))
+        return step.linear(gated(mixed.flatten(1), gate), self.o_proj)
 
 
 class GatedDeltaNet:
-    """Linear attention with a recurrent state: convolve, delta rule, gated norm."""
+    """Linear attention with a recurrent state."""
 
     def __init__(self, config: Qwen35Config, loader: Loader, layer: int) -> None:
-        self.layer, self.eps, self.heads, self.value_dim = layer, config.rms_norm_eps, config.value_heads, config.value_dim
-        h, values = config.hidden_size, config.value_heads * config.value_dim
-        self.channels = 2 * config.key_heads * config.key_dim + values
-        self.in_proj = loader.linear(
-            h, in_proj_qkv=self.channels, in_proj_z=values, in_proj_b=self.heads, in_proj_a=self.heads
+        self.layer = layer
+        h, heads, values = config.hidden_size, config.value_heads, config.value_heads * config.value_dim
+        channels = config.conv_channels
+        self.in_proj = loader.linear(h, in_proj_qkv=channels, in_proj_z=values, in_proj_b=heads, in_proj_a=heads)
+        self.delta = Delta(
+            conv=loader.tensor("conv1d.weight", channels, config.conv_kernel, dtype=torch.float32).T.contiguous(),
+            decay=-loader.tensor("A_log", heads, dtype=torch.float32).exp(),
+            dt_bias=loader.tensor("dt_bias", heads, dtype=torch.float32),
+            norm=loader.norm("norm", config.value_dim),
+            key_heads=config.key_heads,
+            key_dim=config.key_dim,
+            eps=config.rms_norm_eps,
         )
-        self.conv1d = loader.tensor("conv1d.weight", self.channels, config.conv_kernel, dtype=torch.float32)
-        self.decay = -loader.tensor("A_log", self.heads, dtype=torch.float32).exp()
-        self.dt_bias = loader.tensor("dt_bias", self.heads, dtype=torch.float32)
-        self.norm = loader.norm("norm", self.value_dim)
         self.out_proj = loader.linear(values, out_proj=h)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        parts = [self.channels, self.heads * self.value_dim, self.heads, self.heads]
-        qkv, z, b, a = step.linear(x, self.in_proj).split(parts, -1)
-        log_decays = self.decay * softplus(a.float() + self.dt_bias)
-        outputs = step.recur(self.layer, qkv, self.conv1d, log_decays, sigmoid(b.float()))
-        gated = gated_rms_norm(outputs, z.unflatten(-1, (self.heads, self.value_dim)), self.norm, self.eps)
-        return step.linear(gated.flatten(1), self.out_proj)
+        return step.linear(step.recur(self.layer, step.linear(x, self.in_proj), self.delta), self.out_proj)
 
 
 class MLP:
@@ -85,10 +83,8 @@ class SparseMLP:
     def __init__(self, config: Qwen35Config, loader: Loader) -> None:
         h, inner, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
         self.experts_per_token, self.renormalise = config.experts_per_token, config.norm_topk_prob
-        gate_up = loader.tensor("experts.gate_up_proj", count, 2 * inner, h)
-        self.gate_up = [Weight(matrix.clone()) for matrix in gate_up]
-        del gate_up
-        self.down = [Weight(matrix.clone()) for matrix in loader.tensor("experts.down_proj", count, h, inner)]
+        self.gate_up = [Weight(matrix) for matrix in loader.matrix("experts.gate_up_proj", count, 2 * inner, h)]
+        self.down = [Weight(matrix) for matrix in loader.matrix("experts.down_proj", count, h, inner)]
         self.shared_expert = MLP(h, config.shared_expert_intermediate_size, loader.under("shared_expert"))
         self.routers = loader.linear(h, gate=count, shared_expert_gate=1)
 
@@ -96,7 +92,7 @@ class SparseMLP:
         scores, shared = step.linear(x, self.routers).split([len(self.gate_up), 1], -1)
         shares, ids = route(scores, self.experts_per_token, self.renormalise)
         routed = experts(x, shares, ids, self.gate_up, self.down, step.linear)
-        return routed + self.shared_expert(x, step) * sigmoid(shared)
+        return routed + gated(self.shared_expert(x, step), shared.expand(x.shape).contiguous())
 
 
 class Layer:
@@ -110,9 +106,11 @@ class Layer:
         mlp = loader.under("mlp")
         self.mlp = SparseMLP(config, mlp) if sparse else MLP(config.hidden_size, config.intermediate_size, mlp)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.mixer(rms_norm(x, self.input_layernorm, self.eps), step)
-        return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.eps), step)
+    def __call__(self, x: Tensor, add: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """The stream x and what the layer before has yet to add to it; the same two after this layer."""
+        x, y = add_norm(x, add, self.input_layernorm, self.eps)
+        x, y = add_norm(x, self.mixer(y, step), self.post_attention_layernorm, self.eps)
+        return x, self.mlp(y, step)
 
 
 class Qwen35:
@@ -125,10 +123,10 @@ class Qwen35:
         # The table keeps its stored dtype: a looked-up row is widened exactly.
         self.embed_tokens = loader.stored("embed_tokens.weight", v, h).to(loader.device)
         matrix = self.embed_tokens if config.tie_word_embeddings else loader.stored("lm_head.weight", v, h)
-        self.lm_head = Weight(matrix.to(loader.device, loader.dtype))
+        self.lm_head = Weight(loader.ready(matrix))
         draft_head = DraftHead(matrix, self.lm_head) if with_head else None
         del matrix
-        rope = Rope(context, config.head_dim, config.rotary_dim, config.rope_theta, loader.device)
+        rope = Rope(context, config.rotary_dim, config.rope_theta, loader.device)
         self.layers: list[Layer] = []
         attention = recurrent = 0
         for i, (kind, sparse) in enumerate(zip(config.layer_types, config.sparse_layers, strict=True)):
@@ -149,10 +147,10 @@ class Qwen35:
         return self.embed_tokens[tokens].to(self.dtype)
 
     def __call__(self, tokens: Tensor, step: Step) -> Tensor:
-        x = self.embed(tokens)
+        x, add = self.embed(tokens), None
         for layer in self.layers:
-            x = layer(x, step)
-        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+            x, add = layer(x, add, step)
+        return add_norm(x, add, self.norm, self.config.rms_norm_eps)[1]
 
     def logits(self, hidden: Tensor, step: Step) -> Tensor:
         return step.linear(hidden, self.lm_head).float()
@@ -167,7 +165,7 @@ def _cache_shape(config: Qwen35Config, attention: int, recurrent: int) -> CacheS
         heads=config.value_heads,
         key_dim=config.key_dim,
         value_dim=config.value_dim,
-        conv_channels=2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim,
+        conv_channels=config.conv_channels,
         conv_kernel=config.conv_kernel,
     )
 
@@ -191,5 +189,5 @@ class Qwen35Head:
 
     def __call__(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
         pair = rms_norm(torch.stack([self.embed(tokens), hidden], 1), self.pre_fc_norm, self.eps)
-        x = self.layer(step.linear(pair.flatten(1), self.fc), step)
-        return rms_norm(x, self.norm, self.eps)
+        x, add = self.layer(step.linear(pair.flatten(1), self.fc), None, step)
+        return add_norm(x, add, self.norm, self.eps)[1]

@@ -11,18 +11,27 @@
 #include <string.h>
 
 #define LANES 16
-#define TILE 4  /* weight rows, and tokens, that share a pass */
+#define TILE 4   /* weight rows, and tokens, that share a pass */
+#define MANY 32  /* rows from which small work is worth more than one thread */
 
 typedef float floats __attribute__((vector_size(64)));
+typedef float eight __attribute__((vector_size(32)));
+typedef float four __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
 
 static inline floats load(const float *p) { floats v; memcpy(&v, p, sizeof v); return v; }
 static inline void store(float *p, floats v) { memcpy(p, &v, sizeof v); }
 static inline float add_lanes(floats v) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
+    eight low, high;
+    memcpy(&low, &v, sizeof low);
+    memcpy(&high, (char *)&v + sizeof low, sizeof high);
+    low += high;
+    four a, b;
+    memcpy(&a, &low, sizeof a);
+    memcpy(&b, (char *)&low + sizeof a, sizeof b);
+    a += b;
+    return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
 /* One vector where the mask is set, the other elsewhere. */
@@ -101,9 +110,13 @@ static inline void multiply_bf16(floats *sum, const uint16_t *w, floats even, fl
         floats total[TOKENS][TILE] = {0};                                                                       \
         long k = 0;                                                                                             \
         for (; k + BLOCK <= in; k += BLOCK)                                                                     \
-            for (int n = 0; n < TILE; n++)                                                                      \
+            for (int n = 0; n < TILE; n++) {                                                                    \
+                /* Rows are short streams: fetch the next tile's while this one's are multiplied. */            \
+                __builtin_prefetch(w[n] + TILE * in + k, 0, 2);                                                 \
+                __builtin_prefetch((const char *)(w[n] + TILE * in + k + BLOCK) - 1, 0, 2);                     \
                 for (int m = 0; m < TOKENS; m++)                                                                \
                     MULTIPLY(&total[m][n], w[n] + k, load(x + m * padded + k), load(x + m * padded + k + LANES)); \
+            }                                                                                                   \
         if (k < in)                                                                                             \
             for (int n = 0; n < TILE; n++) {                                                                    \
                 TYPE tail[BLOCK] = {0};                                                                         \
@@ -141,23 +154,51 @@ static inline void multiply_bf16(floats *sum, const uint16_t *w, floats even, fl
 LINEAR(linear_wide, float, multiply_f32)
 LINEAR(linear_half, uint16_t, multiply_bf16)
 
-/* Tokens padded with zeros to whole blocks; `halves`: even elements of a block first. */
-static float *spread(const float *x, long tokens, long in, long padded, int halves) {
+/* Tokens padded with zeros to whole blocks of `block`, every `apart`-th element of a block together: the order in
+ * which a block of packed weights unpacks. */
+static float *spread(const float *x, long tokens, long in, long padded, long block, long apart) {
     float *to = aligned_alloc(64, sizeof(float) * tokens * padded);
     for (long m = 0; m < tokens; m++)
-        for (long k = 0; k < padded; k++) {
-            long at = halves ? k / BLOCK * BLOCK + k % LANES * 2 + k % BLOCK / LANES : k;
-            to[m * padded + k] = at < in ? x[m * in + at] : 0.0f;
-        }
+        for (long start = 0; start < padded; start += block)
+            for (long j = 0; j < block; j++) {
+                long at = start + j % (block / apart) * apart + j / (block / apart);
+                to[m * padded + start + j] = at < in ? x[m * in + at] : 0.0f;
+            }
     return to;
 }
 
+static inline long whole(long size, long block) { return (size + block - 1) / block * block; }
+
 /* `half`: the weight is bfloat16, else float32. */
 void linear(float *y, const float *x, const void *weight, int half, long tokens, long in, long out) {
-    long padded = (in + BLOCK - 1) / BLOCK * BLOCK;
-    float *ready = spread(x, tokens, in, padded, half);
+    long padded = whole(in, BLOCK);
+    float *ready = spread(x, tokens, in, padded, BLOCK, half ? 2 : 1);
     if (half) linear_half(y, ready, weight, tokens, in, out, padded);
     else linear_wide(y, ready, weight, tokens, in, out, padded);
+    free(ready);
+}
+
+/* Weight rows of signed bytes, `in` a multiple of 64, times a scale each. A block is 16 words of four neighbours. */
+void linear_int8(float *y, const float *x, const int8_t *weight, const float *scales, long tokens, long in, long out) {
+    float *ready = spread(x, tokens, in, in, 4 * LANES, 4);
+#pragma omp parallel for schedule(static)
+    for (long n = 0; n < out; n++) {
+        const int8_t *w = weight + n * in;
+        for (long m = 0; m < tokens; m++) {
+            const float *row = ready + m * in;
+            floats sum[4] = {0};
+            for (long k = 0; k < in; k += 4 * LANES) {
+                __builtin_prefetch(w + k + 8 * in, 0, 2);
+                ints quads;
+                memcpy(&quads, w + k, sizeof quads);
+                sum[0] += __builtin_convertvector((quads << 24) >> 24, floats) * load(row + k);
+                sum[1] += __builtin_convertvector((quads << 16) >> 24, floats) * load(row + k + LANES);
+                sum[2] += __builtin_convertvector((quads << 8) >> 24, floats) * load(row + k + 2 * LANES);
+                sum[3] += __builtin_convertvector(quads >> 24, floats) * load(row + k + 3 * LANES);
+            }
+            y[m * out + n] = add_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) * scales[n];
+        }
+    }
     free(ready);
 }
 
@@ -170,6 +211,7 @@ static inline void scale_norm(float *y, const float *x, const float *weight, lon
 
 /* x [N, size] += add (when there is one); y = norm of x. */
 void add_norm(float *y, float *x, const float *add, const float *weight, long n, long size, float eps) {
+#pragma omp parallel for if (n > MANY)
     for (long row = 0; row < n; row++) {
         float *in = x + row * size;
         if (add) MAP(in, size, load_some(in + i, size - i) + load_some(add + row * size + i, size - i));
@@ -179,6 +221,7 @@ void add_norm(float *y, float *x, const float *add, const float *weight, long n,
 
 /* gate_up [N, 2 size], gate first -> y [N, size] = silu(gate) up. */
 void swiglu(float *y, const float *gate_up, long n, long size) {
+#pragma omp parallel for if (n > MANY)
     for (long row = 0; row < n; row++) {
         const float *gate = gate_up + row * 2 * size, *up = gate + size;
         float *out = y + row * size;
@@ -188,6 +231,7 @@ void swiglu(float *y, const float *gate_up, long n, long size) {
 
 /* y [N, size] = x sigmoid(gate); gate rows are `stride` apart. */
 void gate(float *y, const float *x, const float *gates, long n, long size, long stride) {
+#pragma omp parallel for if (n > MANY)
     for (long row = 0; row < n; row++) {
         const float *in = x + row * size, *by = gates + row * stride;
         float *out = y + row * size;
@@ -195,11 +239,12 @@ void gate(float *y, const float *x, const float *gates, long n, long size, long 
     }
 }
 
-/* Norm and rotate heads [N, heads, dim], rows `stride` apart; weight [heads, dim], cos and sin [positions, rotary]. */
+/* Norm and rotate heads [N, heads, dim], rows `stride` apart; weight [heads, dim], cos and sin [positions, rotary / 2]. */
 void norm_rope(float *y, const float *x, const float *weight, const float *cos, const float *sin,
                const int64_t *positions, long n, long heads, long dim, long rotary, long stride, float eps) {
+#pragma omp parallel for if (n > MANY)
     for (long row = 0; row < n; row++) {
-        const float *c = cos + positions[row] * rotary, *s = sin + positions[row] * rotary;
+        const float *c = cos + positions[row] * (rotary / 2), *s = sin + positions[row] * (rotary / 2);
         for (long h = 0; h < heads; h++) {
             float *out = y + (row * heads + h) * dim;
             scale_norm(out, x + row * stride + h * dim, weight + h * dim, dim, eps);
