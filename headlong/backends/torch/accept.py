@@ -60,7 +60,7 @@ def _coupled(trial: Trial, needs: Needs) -> tuple[Tensor, Tensor]:
 
 
 def _rejection(trial: Trial) -> tuple[Tensor, Tensor]:
-    """Unseeded rows: p the target, q the drafter; keep with min(1, p / q), else draw from the positive part of p - q."""
+    """Unseeded rows, p the target, q the drafter: keep with min(1, p / q), else draw from what p has above q."""
     assert trial.draft_probs is not None
     p = trial.scores.softmax(-1).double()
     q = trial.draft_probs.double()

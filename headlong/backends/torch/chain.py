@@ -125,7 +125,8 @@ class Chain:
         return scores
 
     def _penalise(self, scores: Tensor, rows: Tensor, seen: Seen) -> Tensor:
-        assert self.counts is not None and self.in_prompt is not None
+        assert self.counts is not None
+        assert self.in_prompt is not None
         counts = self.counts[rows, None].expand(scores.shape).clone()
         tokens = seen.tokens[:, None].expand(seen.visible.shape)
         counts.scatter_add_(2, tokens, seen.visible.to(counts.dtype))
@@ -136,7 +137,7 @@ class Chain:
         return scores - (frequency[..., None] * counts + presence[..., None] * output)
 
     def _truncate(self, scores: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        ranked, order = scores.sort(-1, descending=True, stable=True)
+        ranked, order = scores.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(self.vocab, device=self.device)
         keep = rank < self.top_k[rows, None, None]
         share = ranked.masked_fill(~keep, -torch.inf).softmax(-1)

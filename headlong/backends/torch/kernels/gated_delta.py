@@ -1,4 +1,4 @@
-"""Gated DeltaNet: convolve, recur, norm and gate. Token by token over windows with a late commit; in blocks over a chunk.
+"""Gated DeltaNet between its projections: token by token over windows with a late commit, in blocks over a chunk.
 
 For one head with state S [Dk, Dv], decay a, key k, value v, query q and write strength b:
 
@@ -114,9 +114,7 @@ def _window_reference(delta: Delta, memory: Memory, projected: Tensor, kept: Kep
     state = settled_state(delta, memory, kept)
     memory.states[rows] = state
     decays, strengths = (x.unflatten(0, (batch, width)) for x in (log_decays.exp(), strengths))
-    outputs, corrections = _recur(
-        state.flatten(0, 1), _by_head(qk), _by_head(v), _by_head(decays), _by_head(strengths)
-    )
+    outputs, corrections = _recur(state.flatten(0, 1), _by_head(qk), _by_head(v), _by_head(decays), _by_head(strengths))
     outputs, corrections = (x.unflatten(0, (batch, -1)).transpose(1, 2) for x in (outputs, corrections))
     memory.waiting[rows, :width] = torch.cat([qk[..., 1, :], corrections, decays[..., None]], -1)
     return gated_rms_norm(outputs.flatten(0, 1), z, delta.norm, delta.eps).flatten(1)
@@ -159,7 +157,7 @@ def _convolve(inputs: Tensor, conv: Tensor) -> Tensor:
 
 
 def _recur(state: Tensor, qk: Tensor, v: Tensor, decays: Tensor, strengths: Tensor) -> tuple[Tensor, Tensor]:
-    """state [M, Dk, Dv], qk [M, W, 2, Dk], v [M, W, Dv], decays, strengths [M, W] -> outputs, corrections [M, W, Dv]."""
+    """state [M, Dk, Dv], qk [M, W, 2, Dk], v [M, W, Dv], decays, strengths [M, W] -> outputs, corrections as v."""
     width = v.shape[1]
     overlap = (qk[:, :, 0] * qk[:, :, 1]).sum(-1)  # [M, W]
     outputs, corrections = [], []

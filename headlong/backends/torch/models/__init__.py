@@ -1,8 +1,12 @@
 """Which class runs which family: one line each."""
 
-from headlong.backends.torch.models.qwen3_5 import Qwen35
-from headlong.backends.torch.models.base import Model
+from collections.abc import Callable
+from typing import Any
 
-FAMILIES: dict[str, type[Model]] = {
+from headlong.backends.torch.loader import Loader
+from headlong.backends.torch.models.base import Model
+from headlong.backends.torch.models.qwen3_5 import Qwen35
+
+FAMILIES: dict[str, Callable[[Any, Loader, int, bool], Model]] = {
     "qwen3_5": Qwen35,
 }

@@ -1,11 +1,10 @@
 """What a round needs of a model and of its head."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from headlong.backends.torch.cache import CacheShape
-from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.step import Step
 
 
@@ -20,12 +19,12 @@ class Head(Protocol):
 
 
 class Model(Protocol):
-    """A target. `config` is its family's own configuration class."""
+    """A target, made from (its family's config, a loader, the longest position, whether to load the head)."""
 
     cache_shape: CacheShape
-    head: Head | None
 
-    def __init__(self, config: Any, loader: Loader, context: int, with_head: bool) -> None: ...
+    @property
+    def head(self) -> Head | None: ...
 
     def __call__(self, tokens: Tensor, step: Step) -> Tensor:
         """tokens [N] -> hidden states [N, H] after the final norm, which is what the head takes too."""

@@ -12,8 +12,8 @@ from headlong.backends.torch.kernels.gated_delta import Delta
 from headlong.backends.torch.kernels.linear import Weight
 from headlong.backends.torch.kernels.norm import add_norm, gated, rms_norm, swiglu
 from headlong.backends.torch.kernels.rope import Rope
-from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.lm_head import DraftHead
+from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.step import Step
 from headlong.checkpoint.families.qwen3_5 import Qwen35Config
 
