@@ -9,8 +9,7 @@ from headlong.checkpoint.config import ModelConfig, Shapes
 from headlong.checkpoint.head import HeadFacts
 from headlong.checkpoint.weights import HEAD
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+ITEM_BYTES = {"cpu": 4, "cuda": 2}  # float32, bfloat16
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes it takes to run in one type."""
+    """Bytes it takes to run on one kind of device."""
 
     weights: int
     state_per_sequence: int
@@ -58,7 +57,7 @@ class Report:
     leftover: tuple[str, ...]
     skipped: Mapping[str, int]
     disk_bytes: int
-    memory: Mapping[str, Memory]  # float32 (on CPU) and bfloat16
+    memory: Mapping[str, Memory]  # by device: cpu, cuda
 
     @property
     def whole(self) -> bool:
@@ -91,7 +90,7 @@ def inspect(checkpoint: Checkpoint) -> Report:
         leftover=tuple(name for name in weights if name not in known and not name.startswith(HEAD)),
         skipped=weights.skipped,
         disk_bytes=sum(path.stat().st_size for path in checkpoint.folder.rglob("*.safetensors")),
-        memory={dtype: _memory(checkpoint, dtype) for dtype in ITEM_BYTES},
+        memory={device: _memory(checkpoint, device) for device in ITEM_BYTES},
     )
 
 
@@ -109,25 +108,24 @@ def _count(shapes: Shapes, prefix: str) -> int:
     return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(prefix))
 
 
-def _memory(checkpoint: Checkpoint, dtype: str) -> Memory:
-    """In float32 the embedding keeps its stored type, and a tied LM head is a copy of its own."""
-    config, itemsize = checkpoint.config, ITEM_BYTES[dtype]
-    parameters = _parameters(config, checkpoint.head)
-    head = parameters.mtp_head if checkpoint.head.found else 0
-    numbers = parameters.layers + parameters.experts + parameters.lm_head + head
-    embedding_bytes = itemsize
-    if dtype == "float32":
-        embedding_bytes = _embedding_itemsize(checkpoint)
-        numbers += parameters.embedding if config.tie_word_embeddings else 0
+def _memory(checkpoint: Checkpoint, device: str) -> Memory:
+    """A CPU computes in float32 and keeps bfloat16 matrices as they are, with the LM head in 8 bits for drafting."""
+    config, head = checkpoint.config, checkpoint.head
+    shapes = config.expected() | (config.expected_head() if head.found else {})
+    itemsize = ITEM_BYTES[device]
+    if device == "cpu":
+        weights = sum(math.prod(shape) * _cpu_itemsize(checkpoint, name) for name, shape in shapes.items())
+        weights += config.vocab_size * config.hidden_size if head.found else 0
+    else:
+        weights = itemsize * sum(math.prod(shape) for shape in shapes.values())
     return Memory(
-        weights=numbers * itemsize + parameters.embedding * embedding_bytes,
+        weights=weights,
         state_per_sequence=config.state_bytes(itemsize),
-        kv_per_token=config.kv_elements(with_head=checkpoint.head.found) * itemsize,
+        kv_per_token=config.kv_elements(with_head=head.found) * itemsize,
     )
 
 
-def _embedding_itemsize(checkpoint: Checkpoint) -> int:
-    name = "embed_tokens.weight"
-    if name not in checkpoint.weights:
-        return ITEM_BYTES["float32"]
-    return STORED_BYTES.get(checkpoint.weights.tensor(name).pieces[0].stored.dtype, ITEM_BYTES["float32"])
+def _cpu_itemsize(checkpoint: Checkpoint, name: str) -> int:
+    matrix = name in checkpoint.weights and len(checkpoint.weights.shape(name)) > 1 and "conv1d" not in name
+    halves = matrix and checkpoint.weights.tensor(name).pieces[0].stored.dtype == "BF16"
+    return 2 if halves else 4

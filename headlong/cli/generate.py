@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json and not args.quiet:
             lines = [show.figures(outputs, seconds)]
             if args.verbose:
-                lines.append(show.details(engine.name, load_s, settings.device, outputs))
+                lines.append(show.details(engine.name, load_s, engine.limits.device, outputs))
             show.write(show.open_console(stderr=True), "".join(f"{line}\n" for line in lines), show.ASIDE)
     if any(output.finish_reason == "cancelled" for output in outputs):
         raise KeyboardInterrupt  # all is shown; the door knows the exit code

@@ -60,9 +60,9 @@ def _rows(report: "Report") -> Iterator[tuple[str, str]]:
     yield "context", f"{report.context:,} tokens, vocabulary {report.vocab:,}"
     yield "parameters", _parameters(report.parameters)
     yield "on disk", f"{_size(report.disk_bytes)}, norms {report.norms or 'unknown'}"
-    for dtype, memory in report.memory.items():
+    for device, memory in report.memory.items():
         each = f"{_size(memory.state_per_sequence)} a sequence and {_size(memory.kv_per_token)} a token"
-        yield f"in {dtype}", f"{_size(memory.weights)} of weights, {each}"
+        yield f"on {device}", f"{_size(memory.weights)} of weights, {each}"
     yield from _head(report)
     if report.skipped:
         yield "not needed", ", ".join(f"{count} {kind}" for kind, count in report.skipped.items())

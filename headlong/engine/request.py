@@ -99,6 +99,7 @@ class Limits:
     depth: int  # most drafts a round; 0 when nothing can draft
     drafter: str  # "mtp" or "none"
     no_draft_reason: str  # why drafter is "none"; empty otherwise
+    device: str = ""  # where and in which type it runs, for people to read
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import Drafter, HeadDrafter
 from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.models import FAMILIES
+from headlong.backends.torch.native.library import library
 from headlong.backends.torch.round import RoundHandle, Rounds
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.engine.request import Chunk, Limits, RowPlan, Sampling
@@ -32,7 +33,7 @@ class TorchBackend:
             self.model = FAMILIES[config.family](config, loader, context + 2 * MAX_WIDTH, with_head)
             checkpoint.weights.check_all_used(ignore_head=not with_head)
             reason = "" if with_head else _no_draft_reason(checkpoint, settings)
-            self.limits = _limits(settings, context, config.vocab_size, reason)
+            self.limits = _limits(settings, context, config.vocab_size, reason, _describe(self.device, dtype))
             cache = Cache(self.model.cache_shape, self.limits, dtype, self.device)
             chain = Chain(self.limits.rows, config.vocab_size, self.device)
             if drafter is None and self.model.head is not None:
@@ -73,7 +74,7 @@ class TorchBackend:
         self.left[row] = 0
 
 
-def _limits(settings: Settings, context: int, vocab: int, no_draft_reason: str) -> Limits:
+def _limits(settings: Settings, context: int, vocab: int, no_draft_reason: str, device: str) -> Limits:
     pages_a_row = -(-(context + 2 * MAX_WIDTH) // settings.page)
     return Limits(
         rows=settings.rows,
@@ -85,7 +86,16 @@ def _limits(settings: Settings, context: int, vocab: int, no_draft_reason: str) 
         depth=0 if no_draft_reason else MAX_DEPTH,
         drafter="none" if no_draft_reason else "mtp",
         no_draft_reason=no_draft_reason,
+        device=device,
     )
+
+
+def _describe(device: torch.device, dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if device.type != "cpu":
+        return f"{torch.cuda.get_device_name(device)} in {name}"
+    kernels = "compiled kernels" if library() else "plain PyTorch"
+    return f"{torch.get_num_threads()} CPU threads in {name} with {kernels}"
 
 
 def _no_draft_reason(checkpoint: Checkpoint, settings: Settings) -> str:

@@ -16,7 +16,7 @@ from headlong.backends.torch.step import Prefill, Window
 
 @dataclass(frozen=True)
 class Feed:
-    """What became true in a pass: hidden [B, W, H] at starts + j and tokens [B, W] at starts + j + 1; kept [B] count."""
+    """What became true in a pass: hidden [B, W, H] at starts + j, tokens [B, W] at starts + j + 1; kept [B] of them."""
 
     rows: list[int]
     index: Tensor  # rows on the device, [B]

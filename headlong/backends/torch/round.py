@@ -95,7 +95,7 @@ class Rounds:
         # Position j has the drafts 1 .. j before it.
         before = (offset[1:] <= offset[:, None]).expand(len(index), -1, -1)
         scores = self.chain.apply(logits, index, needs, positions, Seen(window[:, 1:], before))
-        probs = self.draft_probs[index, : window.shape[1] - 1] if self.draft_probs is not None else None
+        probs = self._probs()[index, : window.shape[1] - 1] if needs.rejection else None
         chain = self.chain
         return Trial(
             scores, window, positions, verify, chain.seed[index], chain.coupled[index], chain.drawn[index], probs

@@ -79,11 +79,10 @@ def _add_in_order(parts: Tensor) -> Tensor:
 
 
 def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A prompt chunk at consecutive positions [T] of the row with this table [S] -> [T, A, D]."""
+    """A prompt chunk at consecutive positions [T], up to the end of the tokens of the row with this table -> [T, A, D]."""
     write(pages, table[positions // pages.keys.shape[2]], positions, k, v)
-    start, end = int(positions[0]), int(positions[-1]) + 1
-    keys, values = (x[table].transpose(0, 1).flatten(1, 2)[None, :, :end] for x in (pages.keys, pages.values))
-    mask = torch.arange(end, device=q.device) <= positions[:, None] if start or len(positions) > 1 else None
+    keys, values = (x[table].transpose(0, 1).flatten(1, 2)[None] for x in (pages.keys, pages.values))
+    mask = torch.arange(keys.shape[2], device=q.device) <= positions[:, None]
     out = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
     )
