@@ -33,14 +33,15 @@ def gumbel(seed: Tensor, stream: int | Tensor, position: Tensor, vocab: int) -> 
 
 
 def _keys(seed: Tensor, stream: int | Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Two words [B, W] for each row and position."""
+    """Two words [B, W] for each row and position; both depend on all 64 bits of the seed."""
     low = _mix((seed & WORD)[:, None] ^ (stream * 0x9E3779B9 & WORD))
-    high = _mix(((seed >> 32) & WORD)[:, None] ^ (stream * 0x85EBCA6B & WORD))
+    high = _mix((((seed >> 32) & WORD)[:, None] ^ (stream * 0x85EBCA6B & WORD)) + low & WORD)
+    low = _mix(low ^ high)
     return _mix(low ^ _mix(position & WORD)), _mix(high + _mix((position ^ 0x5BD1E995) & WORD) & WORD)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words whose output bits all depend on all input bits."""
+    """A bijection of 32-bit words whose output bits all depend on all input bits (the constants are lowbias32's)."""
     x = (x ^ (x >> 16)) * 0x7FEB352D & WORD
     x = (x ^ (x >> 15)) * 0x846CA68B & WORD
     return x ^ (x >> 16)

@@ -63,7 +63,7 @@ def _load() -> ctypes.CDLL | None:
     if not target.exists():
         fault = _build(compiler, target)
         if fault:
-            log.warning("the CPU kernels did not build with %s (%s), so rounds run in plain PyTorch.", compiler, fault)
+            log.info("the CPU kernels did not build with %s (%s), so CPU rounds run in plain PyTorch.", compiler, fault)
             return None
     loaded = ctypes.CDLL(str(target))
     for name, signature in SIGNATURES.items():
