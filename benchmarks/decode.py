@@ -1,6 +1,6 @@
 """Decode speed of a random 55M-parameter Qwen3.5 on this machine, against transformers, as ratios of one run.
 
-    python benchmarks/decode.py [--rounds 12] [--tokens 48] [--threads N]
+    python benchmarks/decode.py [--stored bfloat16|float32] [--rounds 12] [--tokens 48] [--threads N]
 
 Three figures, every contender taking its turn in each repetition, medians of all of them:
   plain decoding against transformers' generate on the same weights,
@@ -59,13 +59,13 @@ CONFIG = {
 PROMPT = [(i * 7919 + 13) % 16384 for i in range(64)]
 
 
-def write_checkpoint(folder: Path) -> None:
+def write_checkpoint(folder: Path, stored: torch.dtype) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, shape in shapes().items():
         value = torch.randn(shape, generator=generator) * (0.02 if len(shape) > 1 else 0.1)
-        tensors[name] = value.unsqueeze(1) if "conv1d" in name else value
+        tensors[name] = (value.unsqueeze(1) if "conv1d" in name else value).to(stored)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -127,6 +127,7 @@ def head_step(backend: TorchBackend) -> Callable[[], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stored", choices=("bfloat16", "float32"), default="bfloat16", help="the checkpoint's type")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -134,7 +135,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_checkpoint(folder)
+        write_checkpoint(folder, getattr(torch, args.stored))
         result = measure_all(folder, args.rounds, args.tokens)
     ratios = {
         "plain_over_transformers": result["transformers_s"] / result["plain_s"],
@@ -145,8 +146,16 @@ def main() -> None:
     for key, value in ratios.items():
         print(f"{key:26} {value:6.2f}   wanted {bars[key]}")
     print(f"plain step {result['plain_s'] * 1e3:.2f} ms, transformers {result['transformers_s'] * 1e3:.2f} ms")
-    print(f"{platform.processor() or platform.machine()}, {args.threads} threads, torch {torch.__version__}")
-    print(json.dumps({**ratios, **result, "threads": args.threads, "torch": torch.__version__}))
+    machine = {"cpu": cpu(), "threads": args.threads, "torch": torch.__version__, "stored": args.stored}
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    print(json.dumps({**ratios, **result, **machine}))
+
+
+def cpu() -> str:
+    """The processor's name, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def measure_all(folder: Path, rounds: int, tokens: int) -> dict[str, float]:

@@ -79,7 +79,7 @@ def _add_in_order(parts: Tensor) -> Tensor:
 
 
 def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A prompt chunk at consecutive positions [T], up to the end of the tokens of the row with this table -> [T, A, D]."""
+    """The last T tokens of a row with this table of pages, at positions [T] -> [T, A, D]."""
     write(pages, table[positions // pages.keys.shape[2]], positions, k, v)
     keys, values = (x[table].transpose(0, 1).flatten(1, 2)[None] for x in (pages.keys, pages.values))
     mask = torch.arange(keys.shape[2], device=q.device) <= positions[:, None]

@@ -10,9 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pool.h"
+
 #define LANES 16
 #define TILE 4   /* weight rows, and tokens, that share a pass */
-#define MANY 32  /* rows from which small work is worth more than one thread */
+#define CHUNK_BYTES (1 << 16)  /* weights in one chunk of a product */
+#define ROWS 32  /* rows in one chunk of smaller work */
 
 typedef float floats __attribute__((vector_size(64)));
 typedef float eight __attribute__((vector_size(32)));
@@ -56,6 +59,7 @@ static inline floats exp16(floats x) {
 }
 
 static inline floats sigmoid16(floats x) { return 1.0f / (1.0f + exp16(-x)); }
+static inline floats silu16(floats x) { return x * sigmoid16(x); }
 
 /* out[i] = f(in[i]) through the same 16-lane code for the last few elements too. */
 #define MAP(out, n, expression)                                    \
@@ -127,26 +131,37 @@ static inline void multiply_bf16(floats *sum, const uint16_t *w, floats even, fl
         memcpy(sum, total, sizeof total);                                                                       \
     }
 
+typedef struct {
+    float *y;
+    const float *x;  /* [tokens, padded], as `spread` left it */
+    const void *weight;
+    const float *scales;
+    long tokens, in, out, padded;
+} Product;
+
+/* Tiles first .. last - 1 of the weight's rows. */
 #define LINEAR(NAME, TYPE, MULTIPLY)                                                                            \
     LINEAR_TILE(NAME##_1, TYPE, MULTIPLY, 1)                                                                    \
     LINEAR_TILE(NAME##_2, TYPE, MULTIPLY, 2)                                                                    \
     LINEAR_TILE(NAME##_3, TYPE, MULTIPLY, 3)                                                                    \
     LINEAR_TILE(NAME##_4, TYPE, MULTIPLY, 4)                                                                    \
-    /* x [tokens, padded] as `spread` left it. */                                                               \
-    static void NAME(float *y, const float *x, const TYPE *weight, long tokens, long in, long out, long padded) { \
-        _Pragma("omp parallel for schedule(static)") for (long n = 0; n < out; n += TILE) {                     \
+    static void NAME(const void *job, long first, long last) {                                                  \
+        const Product *p = job;                                                                                 \
+        const TYPE *weight = p->weight;                                                                         \
+        for (long n = first * TILE; n < last * TILE; n += TILE) {                                               \
             const TYPE *w[TILE];                                                                                \
-            for (int i = 0; i < TILE; i++) w[i] = weight + (n + i < out ? n + i : out - 1) * in;                \
-            for (long m = 0; m < tokens; m += TILE) {                                                           \
+            for (int i = 0; i < TILE; i++) w[i] = weight + (n + i < p->out ? n + i : p->out - 1) * p->in;       \
+            for (long m = 0; m < p->tokens; m += TILE) {                                                        \
                 floats sum[TILE][TILE];                                                                         \
-                const float *from = x + m * padded;                                                             \
-                long count = tokens - m < TILE ? tokens - m : TILE;                                             \
-                if (count == 1) NAME##_1(sum, from, w, in, padded);                                             \
-                else if (count == 2) NAME##_2(sum, from, w, in, padded);                                        \
-                else if (count == 3) NAME##_3(sum, from, w, in, padded);                                        \
-                else NAME##_4(sum, from, w, in, padded);                                                        \
+                const float *x = p->x + m * p->padded;                                                          \
+                long count = p->tokens - m < TILE ? p->tokens - m : TILE;                                       \
+                if (count == 1) NAME##_1(sum, x, w, p->in, p->padded);                                          \
+                else if (count == 2) NAME##_2(sum, x, w, p->in, p->padded);                                     \
+                else if (count == 3) NAME##_3(sum, x, w, p->in, p->padded);                                     \
+                else NAME##_4(sum, x, w, p->in, p->padded);                                                     \
                 for (long t = 0; t < count; t++)                                                                \
-                    for (long i = 0; i < TILE && n + i < out; i++) y[(m + t) * out + n + i] = add_lanes(sum[t][i]); \
+                    for (long i = 0; i < TILE && n + i < p->out; i++)                                           \
+                        p->y[(m + t) * p->out + n + i] = add_lanes(sum[t][i]);                                  \
             }                                                                                                   \
         }                                                                                                       \
     }
@@ -173,32 +188,38 @@ static inline long whole(long size, long block) { return (size + block - 1) / bl
 void linear(float *y, const float *x, const void *weight, int half, long tokens, long in, long out) {
     long padded = whole(in, BLOCK);
     float *ready = spread(x, tokens, in, padded, BLOCK, half ? 2 : 1);
-    if (half) linear_half(y, ready, weight, tokens, in, out, padded);
-    else linear_wide(y, ready, weight, tokens, in, out, padded);
+    Product job = {y, ready, weight, NULL, tokens, in, out, padded};
+    share(half ? linear_half : linear_wide, &job, (out + TILE - 1) / TILE, CHUNK_BYTES / (TILE * in * (half ? 2 : 4)));
     free(ready);
 }
 
-/* Weight rows of signed bytes, `in` a multiple of 64, times a scale each. A block is 16 words of four neighbours. */
-void linear_int8(float *y, const float *x, const int8_t *weight, const float *scales, long tokens, long in, long out) {
-    float *ready = spread(x, tokens, in, in, 4 * LANES, 4);
-#pragma omp parallel for schedule(static)
-    for (long n = 0; n < out; n++) {
-        const int8_t *w = weight + n * in;
-        for (long m = 0; m < tokens; m++) {
-            const float *row = ready + m * in;
+/* Rows first .. last - 1 of signed bytes, in blocks of 16 words that hold four neighbours each. */
+static void linear_bytes(const void *job, long first, long last) {
+    const Product *p = job;
+    for (long n = first; n < last; n++) {
+        const int8_t *w = (const int8_t *)p->weight + n * p->in;
+        for (long m = 0; m < p->tokens; m++) {
+            const float *x = p->x + m * p->in;
             floats sum[4] = {0};
-            for (long k = 0; k < in; k += 4 * LANES) {
-                __builtin_prefetch(w + k + 8 * in, 0, 2);
+            for (long k = 0; k < p->in; k += 4 * LANES) {
+                __builtin_prefetch(w + k + 8 * p->in, 0, 2);
                 ints quads;
                 memcpy(&quads, w + k, sizeof quads);
-                sum[0] += __builtin_convertvector((quads << 24) >> 24, floats) * load(row + k);
-                sum[1] += __builtin_convertvector((quads << 16) >> 24, floats) * load(row + k + LANES);
-                sum[2] += __builtin_convertvector((quads << 8) >> 24, floats) * load(row + k + 2 * LANES);
-                sum[3] += __builtin_convertvector(quads >> 24, floats) * load(row + k + 3 * LANES);
+                sum[0] += __builtin_convertvector((quads << 24) >> 24, floats) * load(x + k);
+                sum[1] += __builtin_convertvector((quads << 16) >> 24, floats) * load(x + k + LANES);
+                sum[2] += __builtin_convertvector((quads << 8) >> 24, floats) * load(x + k + 2 * LANES);
+                sum[3] += __builtin_convertvector(quads >> 24, floats) * load(x + k + 3 * LANES);
             }
-            y[m * out + n] = add_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) * scales[n];
+            p->y[m * p->out + n] = add_lanes((sum[0] + sum[1]) + (sum[2] + sum[3])) * p->scales[n];
         }
     }
+}
+
+/* Weight rows of signed bytes, `in` a multiple of 64, with a scale each. */
+void linear_int8(float *y, const float *x, const int8_t *weight, const float *scales, long tokens, long in, long out) {
+    float *ready = spread(x, tokens, in, in, 4 * LANES, 4);
+    Product job = {y, ready, weight, scales, tokens, in, out, in};
+    share(linear_bytes, &job, out, CHUNK_BYTES / in);
     free(ready);
 }
 
@@ -209,52 +230,84 @@ static inline void scale_norm(float *y, const float *x, const float *weight, lon
     MAP(y, size, load_some(x + i, size - i) * scale * load_some(weight + i, size - i));
 }
 
+/* Arguments of the functions on rows; which of them a function uses is said there. */
+typedef struct {
+    float *y, *x;
+    const float *other, *weight, *cos, *sin;
+    const int64_t *positions;
+    long size, stride, heads, rotary;
+    float eps;
+} Rows;
+
+static void add_norm_rows(const void *job, long first, long last) {
+    const Rows *r = job;
+    for (long row = first; row < last; row++) {
+        float *in = r->x + row * r->size;
+        const float *add = r->other + row * r->size;
+        if (r->other) MAP(in, r->size, load_some(in + i, r->size - i) + load_some(add + i, r->size - i));
+        scale_norm(r->y + row * r->size, in, r->weight, r->size, r->eps);
+    }
+}
+
 /* x [N, size] += add (when there is one); y = norm of x. */
 void add_norm(float *y, float *x, const float *add, const float *weight, long n, long size, float eps) {
-#pragma omp parallel for if (n > MANY)
-    for (long row = 0; row < n; row++) {
-        float *in = x + row * size;
-        if (add) MAP(in, size, load_some(in + i, size - i) + load_some(add + row * size + i, size - i));
-        scale_norm(y + row * size, in, weight, size, eps);
+    Rows job = {.y = y, .x = x, .other = add, .weight = weight, .size = size, .eps = eps};
+    share(add_norm_rows, &job, n, ROWS);
+}
+
+static void swiglu_rows(const void *job, long first, long last) {
+    const Rows *r = job;
+    for (long row = first; row < last; row++) {
+        const float *gate = r->other + row * 2 * r->size, *up = gate + r->size;
+        float *out = r->y + row * r->size;
+        MAP(out, r->size, silu16(load_some(gate + i, r->size - i)) * load_some(up + i, r->size - i));
     }
 }
 
 /* gate_up [N, 2 size], gate first -> y [N, size] = silu(gate) up. */
 void swiglu(float *y, const float *gate_up, long n, long size) {
-#pragma omp parallel for if (n > MANY)
-    for (long row = 0; row < n; row++) {
-        const float *gate = gate_up + row * 2 * size, *up = gate + size;
-        float *out = y + row * size;
-        MAP(out, size, load_some(gate + i, size - i) * sigmoid16(load_some(gate + i, size - i)) * load_some(up + i, size - i));
+    Rows job = {.y = y, .other = gate_up, .size = size};
+    share(swiglu_rows, &job, n, ROWS);
+}
+
+static void gate_rows(const void *job, long first, long last) {
+    const Rows *r = job;
+    for (long row = first; row < last; row++) {
+        const float *in = r->x + row * r->size, *by = r->other + row * r->stride;
+        float *out = r->y + row * r->size;
+        MAP(out, r->size, load_some(in + i, r->size - i) * sigmoid16(load_some(by + i, r->size - i)));
     }
 }
 
 /* y [N, size] = x sigmoid(gate); gate rows are `stride` apart. */
-void gate(float *y, const float *x, const float *gates, long n, long size, long stride) {
-#pragma omp parallel for if (n > MANY)
-    for (long row = 0; row < n; row++) {
-        const float *in = x + row * size, *by = gates + row * stride;
-        float *out = y + row * size;
-        MAP(out, size, load_some(in + i, size - i) * sigmoid16(load_some(by + i, size - i)));
+void gate(float *y, float *x, const float *gates, long n, long size, long stride) {
+    Rows job = {.y = y, .x = x, .other = gates, .size = size, .stride = stride};
+    share(gate_rows, &job, n, ROWS);
+}
+
+static void norm_rope_rows(const void *job, long first, long last) {
+    const Rows *r = job;
+    long dim = r->size, half = r->rotary / 2;
+    for (long row = first; row < last; row++) {
+        const float *c = r->cos + r->positions[row] * half, *s = r->sin + r->positions[row] * half;
+        for (long h = 0; h < r->heads; h++) {
+            float *out = r->y + (row * r->heads + h) * dim;
+            scale_norm(out, r->other + row * r->stride + h * dim, r->weight + h * dim, dim, r->eps);
+            for (long j = 0; j < half; j++) {
+                float a = out[j], b = out[j + half];
+                out[j] = a * c[j] - b * s[j];
+                out[j + half] = b * c[j] + a * s[j];
+            }
+        }
     }
 }
 
 /* Norm and rotate heads [N, heads, dim], rows `stride` apart; weight [heads, dim], cos and sin [positions, rotary / 2]. */
 void norm_rope(float *y, const float *x, const float *weight, const float *cos, const float *sin,
                const int64_t *positions, long n, long heads, long dim, long rotary, long stride, float eps) {
-#pragma omp parallel for if (n > MANY)
-    for (long row = 0; row < n; row++) {
-        const float *c = cos + positions[row] * (rotary / 2), *s = sin + positions[row] * (rotary / 2);
-        for (long h = 0; h < heads; h++) {
-            float *out = y + (row * heads + h) * dim;
-            scale_norm(out, x + row * stride + h * dim, weight + h * dim, dim, eps);
-            for (long j = 0; j < rotary / 2; j++) {
-                float a = out[j], b = out[j + rotary / 2];
-                out[j] = a * c[j] - b * s[j];
-                out[j + rotary / 2] = b * c[j] + a * s[j];
-            }
-        }
-    }
+    Rows job = {.y = y, .other = x, .weight = weight, .cos = cos, .sin = sin, .positions = positions, .size = dim,
+                .stride = stride, .heads = heads, .rotary = rotary, .eps = eps};
+    share(norm_rope_rows, &job, n, ROWS);
 }
 
 /* ---- attention over pages ------------------------------------------------------------------------------------- */
@@ -293,34 +346,45 @@ static void attend_one(const Pages *p, float *out, const float *q, const int64_t
     }
 }
 
+typedef struct {
+    const Pages *pages;
+    float *out;
+    const float *q;
+    const int64_t *positions, *table;
+    long q_stride, table_width, width, longest;
+} Attention;
+
+/* Items are pairs of a token and a key/value head. */
+static void attend_some(const void *job, long first, long last) {
+    const Attention *a = job;
+    const Pages *p = a->pages;
+    long group = p->heads / p->kv_heads, limit = a->table_width * p->page;
+    float *scores = malloc(sizeof(float) * group * whole(a->longest, LANES));
+    for (long item = first; item < last; item++) {
+        long n = item / p->kv_heads, h = item % p->kv_heads;
+        /* Padding may stand past its row's pages; it attends to what is there and is thrown away. */
+        long keys = a->positions[n] + 1 < limit ? a->positions[n] + 1 : limit;
+        attend_one(p, a->out + (n * p->heads + h * group) * p->dim, a->q + n * a->q_stride + h * group * p->dim,
+                   a->table + n / a->width * a->table_width, h, keys, scores);
+    }
+    free(scores);
+}
+
 /* Write k [N, kv_heads, dim] (rows `k_stride` apart, v likewise) to its pages, then attend with q [N, heads, dim];
  * token (b, w) sees the keys up to its own position through row b of the table [B, table_width]. */
 void attend(const Pages *p, float *out, const float *q, const float *k, const float *v, long q_stride, long k_stride,
             long v_stride, const int64_t *write_pages, const int64_t *positions, const int64_t *table, long table_width,
             long batch, long width) {
-    long dim = p->dim, group = p->heads / p->kv_heads, longest = 0;
+    Attention job = {p, out, q, positions, table, q_stride, table_width, width, 0};
     for (long n = 0; n < batch * width; n++) {
         for (long h = 0; h < p->kv_heads; h++) {
-            long slot = ((write_pages[n] * p->kv_heads + h) * p->page + positions[n] % p->page) * dim;
-            memcpy(p->keys + slot, k + n * k_stride + h * dim, sizeof(float) * dim);
-            memcpy(p->values + slot, v + n * v_stride + h * dim, sizeof(float) * dim);
+            long slot = ((write_pages[n] * p->kv_heads + h) * p->page + positions[n] % p->page) * p->dim;
+            memcpy(p->keys + slot, k + n * k_stride + h * p->dim, sizeof(float) * p->dim);
+            memcpy(p->values + slot, v + n * v_stride + h * p->dim, sizeof(float) * p->dim);
         }
-        if (positions[n] >= longest) longest = positions[n] + 1;
+        if (positions[n] >= job.longest) job.longest = positions[n] + 1;
     }
-    long limit = table_width * p->page;
-#pragma omp parallel
-    {
-        float *scores = malloc(sizeof(float) * group * (longest + LANES));
-#pragma omp for collapse(2) schedule(static)
-        for (long n = 0; n < batch * width; n++)
-            for (long h = 0; h < p->kv_heads; h++) {
-                /* Padding may stand past its row's pages; it attends to what is there and is thrown away. */
-                long keys = positions[n] + 1 < limit ? positions[n] + 1 : limit;
-                attend_one(p, out + (n * p->heads + h * group) * dim, q + n * q_stride + h * group * dim,
-                           table + n / width * table_width, h, keys, scores);
-            }
-        free(scores);
-    }
+    share(attend_some, &job, batch * width * p->kv_heads, 1);
 }
 
 /* ---- the gated delta rule over windows ------------------------------------------------------------------------- */
@@ -359,7 +423,7 @@ static void convolve(const Delta *d, float *mixed, float *inputs, const float *p
         for (long c = 0; c < channels; c++) out[c] = in[c] * d->conv[c];
         for (long tap = 1; tap < d->taps; tap++)
             for (long c = 0; c < channels; c++) out[c] += in[tap * channels + c] * d->conv[tap * channels + c];
-        MAP(out, channels, load_some(out + i, channels - i) * sigmoid16(load_some(out + i, channels - i)));
+        MAP(out, channels, silu16(load_some(out + i, channels - i)));
     }
 }
 
@@ -401,8 +465,29 @@ static void run_head(const Delta *d, float *out, const float *mixed, const float
         float *o = out + (t * d->heads + head) * vd;
         const float *z = p + channels + head * vd;
         scale_norm(o, seen_q, d->norm, vd, d->eps);
-        MAP(o, vd, load_some(o + i, vd - i) * load_some(z + i, vd - i) * sigmoid16(load_some(z + i, vd - i)));
+        MAP(o, vd, load_some(o + i, vd - i) * silu16(load_some(z + i, vd - i)));
     }
+}
+
+typedef struct {
+    const Delta *delta;
+    float *out;
+    const float *mixed, *projected;
+    const int64_t *rows, *kept;
+    long width, stride, channels;
+} Windows;
+
+/* Items are pairs of a row and a head. */
+static void run_heads(const void *job, long first, long last) {
+    const Windows *w = job;
+    const Delta *d = w->delta;
+    float *scratch = malloc(sizeof(float) * (d->key_dim * d->value_dim + d->key_dim + 2 * d->value_dim));
+    for (long item = first; item < last; item++) {
+        long b = item / d->heads, token = b * w->width;
+        run_head(d, w->out + token * d->heads * d->value_dim, w->mixed + token * w->channels,
+                 w->projected + token * w->stride, w->rows[b], item % d->heads, w->kept[b], w->width, w->stride, scratch);
+    }
+    free(scratch);
 }
 
 /* projected [B W, stride]: qkv, z, b, a -> out [B W, heads value_dim], convolved, recurred, normed and gated. */
@@ -413,15 +498,7 @@ void delta_window(const Delta *d, float *out, const float *projected, const int6
     for (long b = 0; b < batch; b++)
         convolve(d, mixed + b * width * channels, d->inputs + rows[b] * (d->taps - 1 + d->max_width) * channels,
                  projected + b * width * stride, kept[b], width, channels, stride);
-#pragma omp parallel
-    {
-        float *scratch = malloc(sizeof(float) * (d->key_dim * d->value_dim + d->key_dim + 2 * d->value_dim));
-#pragma omp for collapse(2) schedule(static)
-        for (long b = 0; b < batch; b++)
-            for (long h = 0; h < d->heads; h++)
-                run_head(d, out + b * width * d->heads * d->value_dim, mixed + b * width * channels,
-                         projected + b * width * stride, rows[b], h, kept[b], width, stride, scratch);
-        free(scratch);
-    }
+    Windows job = {d, out, mixed, projected, rows, kept, width, stride, channels};
+    share(run_heads, &job, batch * d->heads, 1);
     free(mixed);
 }

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
+HEADER = Path(__file__).with_name("pool.h")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-fPIC", "-shared")
 COMPILERS = ("cc", "gcc", "clang")
 TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
 SIGNATURES = {
+    "use_threads": "i",
     "linear": "pppilll",
     "linear_int8": "pppplll",
     "add_norm": "ppppllf",
@@ -69,6 +71,7 @@ def _load() -> ctypes.CDLL | None:
     for name, signature in SIGNATURES.items():
         getattr(loaded, name).argtypes = [TYPES[letter] for letter in signature]
         getattr(loaded, name).restype = None
+    loaded.use_threads(torch.get_num_threads())
     return loaded
 
 
@@ -78,7 +81,7 @@ def _fingerprint(compiler: str) -> str:
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    text = "\n".join([SOURCE.read_text(), *FLAGS, compiler, platform.machine(), cpu])
+    text = "\n".join([SOURCE.read_text(), HEADER.read_text(), *FLAGS, compiler, platform.machine(), cpu])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
