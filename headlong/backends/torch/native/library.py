@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 SOURCE = Path(__file__).with_name("kernels.c")
-HEADER = Path(__file__).with_name("pool.h")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-fPIC", "-shared")
 COMPILERS = ("cc", "gcc", "clang")
 TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
@@ -81,7 +80,8 @@ def _fingerprint(compiler: str) -> str:
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu += next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    text = "\n".join([SOURCE.read_text(), HEADER.read_text(), *FLAGS, compiler, platform.machine(), cpu])
+    sources = [path.read_text() for path in sorted(SOURCE.parent.glob("*.[ch]"))]
+    text = "\n".join([*sources, *FLAGS, compiler, platform.machine(), cpu])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
