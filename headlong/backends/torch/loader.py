@@ -20,11 +20,11 @@ class Loader:
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """In the model's dtype unless told otherwise."""
-        return self.stored(name, *shape).to(self.device, dtype or self.dtype)
+        return self.stored(name, *shape).to(dtype or self.dtype)
 
     def stored(self, name: str, *shape: int) -> Tensor:
-        """As it is on disk."""
-        return _tensor(self.weights.read(self.prefix + name, shape))
+        """In the type it has on disk."""
+        return _tensor(self.weights.read(self.prefix + name, shape)).to(self.device)
 
     def norm(self, name: str, size: int) -> Tensor:
         return self.tensor(f"{name}.weight", size, dtype=torch.float32)
@@ -34,15 +34,12 @@ class Loader:
         return self.ready(self.stored(name, *shape))
 
     def ready(self, matrix: Tensor) -> Tensor:
-        return matrix.to(self.device) if self.keep_halves and matrix.dtype == torch.bfloat16 else self._cast(matrix)
+        return matrix if self.keep_halves and matrix.dtype == torch.bfloat16 else matrix.to(self.dtype)
 
     def linear(self, columns: int, **rows: int) -> Weight:
         """Matrices that share their input, stacked into one: name=rows for each, in order."""
         parts = [self.matrix(f"{name}.weight", count, columns) for name, count in rows.items()]
         return Weight(parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, self.dtype)
 
 
 def _tensor(array: Array) -> Tensor:

@@ -121,7 +121,7 @@ class Qwen35:
         self.dtype, self.device = loader.dtype, loader.device
         v, h = config.vocab_size, config.hidden_size
         # The table keeps its stored dtype: a looked-up row is widened exactly.
-        self.embed_tokens = loader.stored("embed_tokens.weight", v, h).to(loader.device)
+        self.embed_tokens = loader.stored("embed_tokens.weight", v, h)
         matrix = self.embed_tokens if config.tie_word_embeddings else loader.stored("lm_head.weight", v, h)
         self.lm_head = Weight(loader.ready(matrix))
         draft_head = DraftHead(matrix, self.lm_head) if with_head else None
