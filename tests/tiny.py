@@ -18,6 +18,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+RESIDUAL = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")  # what a layer adds to the stream
 SHIFTED_NORMS = ("layernorm.weight", "q_norm.weight", "k_norm.weight", "pre_fc_norm_hidden.weight")
 
 
@@ -74,8 +75,8 @@ def text_config(kind: str, how: Options, overrides: Mapping[str, Any]) -> dict[s
         "attention_bias": False,
         "full_attention_interval": 4,
         "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
         "tie_word_embeddings": how.tied,
@@ -130,18 +131,36 @@ def layer_types(config: Mapping[str, Any]) -> list[str]:
 def values(config: Mapping[str, Any], seed: int, agreeable: bool = False) -> Tensors:
     """Every tensor in float32 under its canonical name; norms as the difference from 1, as Hugging Face stores them."""
     tensors = {name: _value(name, shape, seed) for name, shape in _shapes(config).items()}
-    if agreeable:  # each token mostly names the next: little from the layers, and the head passes the token through
-        hidden = config["hidden_size"]
-        share = 0.15 if config["tie_word_embeddings"] else 0.08
-        for name in tensors:
-            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
-                tensors[name] *= share
-        tensors["mtp.fc.weight"] *= 0.05
-        tensors["mtp.fc.weight"][:, :hidden] += torch.eye(hidden)
-        signs = torch.arange(hidden) % 2 * -2.0  # as 1 + w: 1, -1, 1, ...; or a tied token would name itself
-        tensors["norm.weight"] = tensors["norm.weight"] + signs
-        tensors["mtp.norm.weight"] = tensors["norm.weight"].clone()
+    _make_steady(tensors, config["linear_num_key_heads"] * config["linear_key_head_dim"])
+    if agreeable:
+        _make_agreeable(tensors, config)
     return tensors
+
+
+def _make_steady(tensors: Tensors, keys: int) -> None:
+    """Linear layers norm their output: where a query is nearly orthogonal to its key that blows rounding up a hundred
+    times. So keys are much like queries, and large enough for silu to leave them mostly positive."""
+    for name, tensor in tensors.items():
+        if name.endswith("in_proj_qkv.weight"):
+            tensor[keys : 2 * keys] = 0.97 * tensor[:keys] + 0.25 * tensor[keys : 2 * keys]
+        elif name.endswith("conv1d.weight"):
+            tensor[keys : 2 * keys] = tensor[:keys]
+
+
+def _make_agreeable(tensors: Tensors, config: Mapping[str, Any]) -> None:
+    """Each token mostly names the next: little from the layers, and the head passes the token through."""
+    hidden, tied = config["hidden_size"], config["tie_word_embeddings"]
+    for name in tensors:
+        if name.endswith(RESIDUAL):
+            tensors[name] *= 0.2 if tied else 0.08
+    tensors["mtp.fc.weight"] *= 0.05
+    tensors["mtp.fc.weight"][:, :hidden] += torch.eye(hidden)
+    if tied:  # as 1 + w: 1, -1, 1, ...; or a token would name itself
+        tensors["norm.weight"] += torch.arange(hidden) % 2 * -2.0
+    else:  # the tokens that do not end a text name each other in one long ring
+        ring = torch.tensor([token for token in range(config["vocab_size"]) if token not in config["eos_token_id"]])
+        tensors["lm_head.weight"][ring.roll(-1)] += 8 * tensors["embed_tokens.weight"][ring] / math.sqrt(hidden)
+    tensors["mtp.norm.weight"] = tensors["norm.weight"].clone()
 
 
 def _value(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -157,11 +176,11 @@ def _value(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     if name.endswith("dt_bias"):
         return 0.5 * noise - 1
     if name.endswith("embed_tokens.weight"):
-        return 0.5 * noise
+        return 0.25 * noise
     if name.endswith("lm_head.weight"):
         return 1.5 * noise / math.sqrt(shape[-1])
     if name.endswith("conv1d.weight"):
-        return noise / math.sqrt(shape[-1])
+        return 4 * noise / math.sqrt(shape[-1])
     return 1.2 * noise / math.sqrt(shape[-1])
 
 

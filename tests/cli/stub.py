@@ -31,7 +31,7 @@ class StubEngine:
         self.name = name
         self.settings = settings
         self.text = StubText()
-        self.limits = SimpleNamespace(drafter=settings.draft_kind)
+        self.limits = SimpleNamespace(drafter=settings.draft_kind, device=settings.device)
         self.requests: list[Request] = []
         self.given: list[int] = []
         self.rounds: list[int] = []

@@ -111,7 +111,7 @@ def _window_reference(delta: Delta, memory: Memory, projected: Tensor, kept: Kep
     inputs = torch.cat([settled_inputs(delta, memory, kept), qkv.unflatten(0, (batch, width))], 1)
     memory.inputs[rows, : inputs.shape[1]] = inputs
     qk, v = delta.split(_convolve(inputs, delta.conv))
-    state = settled_state(delta, memory, kept)
+    state = _fold_reference(delta, memory, kept)
     memory.states[rows] = state
     decays, strengths = (x.unflatten(0, (batch, width)) for x in (log_decays.exp(), strengths))
     outputs, corrections = _recur(state.flatten(0, 1), _by_head(qk), _by_head(v), _by_head(decays), _by_head(strengths))
@@ -121,11 +121,19 @@ def _window_reference(delta: Delta, memory: Memory, projected: Tensor, kept: Kep
 
 
 def settled_state(delta: Delta, memory: Memory, kept: Kept) -> Tensor:
-    """[B, heads, Dk, Dv] with the kept tokens folded in.
+    """[B, heads, Dk, Dv] with the kept tokens folded in, bit for bit what the next window will start from."""
+    lib = library(memory.inputs)
+    if lib is None:
+        return _fold_reference(delta, memory, kept)
+    states = memory.states[kept.rows]
+    tensors = (t.data_ptr() for t in (states, memory.waiting, kept.rows, kept.counts))
+    lib.delta_fold(*tensors, *states.shape, memory.waiting.shape[1])
+    return states
 
-    A token that was not kept has correction 0 and decay 1 and leaves every bit as it was. The corrections are those
-    the window computed, so a fold repeats its updates exactly and needs no further product with the state.
-    """
+
+def _fold_reference(delta: Delta, memory: Memory, kept: Kept) -> Tensor:
+    """A token that was not kept has correction 0 and decay 1 and leaves every bit as it was. The corrections are those
+    the window computed, so a fold repeats its updates exactly and needs no further product with the state."""
     waiting = memory.waiting[kept.rows, : kept.widest]
     keys, corrections, decays = waiting.split([delta.key_dim, delta.value_dim, 1], -1)
     counts = (torch.arange(kept.widest, device=waiting.device) < kept.counts[:, None])[:, :, None, None]

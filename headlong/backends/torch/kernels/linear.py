@@ -75,10 +75,11 @@ class Int8Weight:
         self.lib, (self.out_features, size) = lib, matrix.shape
         self.in_features = -(-size // 64) * 64
         self.codes = torch.zeros(self.out_features, self.in_features, dtype=torch.int8)
-        self.scales = matrix.abs().amax(1).float().div_(127).clamp_(min=1e-30)
-        for codes, rows, scales in zip(
-            self.codes.split(4096), matrix.split(4096), self.scales.split(4096), strict=True
-        ):
+        self.scales = torch.empty(self.out_features)
+        # A few rows at a time, or the largest matrix of a model would be in memory twice.
+        parts = (self.codes.split(4096), matrix.split(4096), self.scales.split(4096))
+        for codes, rows, scales in zip(*parts, strict=True):
+            torch.div(rows.abs().amax(1).float(), 127, out=scales).clamp_(min=1e-30)
             codes[:, :size] = (rows.float() / scales[:, None]).round_()
 
     def multiply(self, x: Tensor) -> Tensor:

@@ -335,6 +335,14 @@ static inline void advance(float *restrict state, const float *restrict key, con
             state[i * value_dim + j] = state[i * value_dim + j] * decay + key[i] * correction[j];
 }
 
+/* Commit the first `kept` of the waiting tokens of one head. */
+static void fold(float *state, const float *waiting, long kept, long heads, long key_dim, long value_dim) {
+    for (long j = 0; j < kept; j++) {
+        const float *w = waiting + j * heads * (key_dim + value_dim + 1);
+        advance(state, w, w + key_dim, w[key_dim + value_dim], key_dim, value_dim);
+    }
+}
+
 static inline void unit(float *y, const float *x, long size, float scale) {
     float by = scale / sqrtf(dot(x, x, size) + 1e-6f);
     for (long i = 0; i < size; i++) y[i] = x[i] * by;
@@ -362,10 +370,7 @@ static void run_head(const Delta *d, float *out, const float *mixed, const float
     long channels = 2 * keys + values, key_head = head / (d->heads / d->key_heads), entry = kd + vd + 1;
     float *state = d->states + (row * d->heads + head) * kd * vd;
     float *waiting = d->waiting + (row * d->max_width * d->heads + head) * entry;
-    for (long j = 0; j < kept; j++) {
-        const float *w = waiting + j * d->heads * entry;
-        advance(state, w, w + kd, w[kd + vd], kd, vd);
-    }
+    fold(state, waiting, kept, d->heads, kd, vd);
     float *local = scratch, *q = local + kd * vd, *seen_k = q + kd, *seen_q = seen_k + vd;
     if (width > 1) memcpy(local, state, sizeof(float) * kd * vd);
     for (long t = 0; t < width; t++) {
@@ -429,4 +434,14 @@ void delta_window(const Delta *d, float *out, const float *projected, const int6
     Windows job = {d, out, mixed, projected, rows, kept, width, stride, channels};
     share(run_heads, &job, batch * d->heads, 1);
     free(mixed);
+}
+
+/* states [B, heads, key_dim, value_dim] are those of these rows; waiting is every row's. */
+void delta_fold(float *states, const float *waiting, const int64_t *rows, const int64_t *kept, long batch, long heads,
+                long key_dim, long value_dim, long max_width) {
+    long entry = key_dim + value_dim + 1;
+    for (long b = 0; b < batch; b++)
+        for (long h = 0; h < heads; h++)
+            fold(states + (b * heads + h) * key_dim * value_dim, waiting + (rows[b] * max_width * heads + h) * entry,
+                 kept[b], heads, key_dim, value_dim);
 }

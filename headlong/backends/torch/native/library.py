@@ -30,6 +30,7 @@ SIGNATURES = {
     "norm_rope": "pppppplllllf",
     "attend": "ppppplllppplll",
     "delta_window": "ppppplll",
+    "delta_fold": "pppplllll",
 }
 
 _allowed = True

@@ -1,0 +1,199 @@
+"""Rows driven by hand: the test says who arrives when, how deep each round drafts, and who sits out."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headlong.backends.torch.backend import TorchBackend
+from headlong.backends.torch.drafters import Drafter, Feed, Proposal, Right
+from headlong.checkpoint.checkpoint import open_checkpoint
+from headlong.engine.pages import PagePool
+from headlong.engine.request import Chunk, RowPlan, Sampling
+from headlong.settings import MAX_DEPTH, Settings
+
+PAGE, CHUNK = 16, 32
+
+Depth = Callable[[int], int]  # of a row's own round number
+
+
+def fixed(depth: int) -> Depth:
+    return lambda _: depth
+
+
+PLAIN = fixed(0)
+
+
+def changing(salt: int) -> Depth:
+    """Another depth every round, 0 and the deepest among them."""
+    return lambda turn: random.Random(f"{salt} {turn}").choice((0, 1, 2, 3, 5, MAX_DEPTH))
+
+
+def prompt_of(length: int, vocab: int, salt: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * salt + length)
+    return torch.randint(vocab, (length,), generator=generator).tolist()
+
+
+def open_tiny(folder: Path, drafter: Drafter | None = None, rows: int = 16, context: int = 256) -> TorchBackend:
+    settings = Settings(device="cpu", rows=rows, page=PAGE, chunk=CHUNK, context=context)
+    return TorchBackend(open_checkpoint(str(folder)), settings, drafter)
+
+
+@dataclass
+class Job:
+    """One sequence and the way it is run."""
+
+    prompt: Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    depth: Depth = PLAIN
+    arrives: int = 0  # the step in which it starts
+    at_once: bool = True  # its whole prompt in one step; else a chunk a step, between the others' rounds
+    fewer: Callable[[int, int], int] = lambda turn, left: left  # of the drafts left, how many a round verifies
+    rests: Callable[[int], bool] = lambda step: False  # whether it sits a step out
+    seed: int = 0  # of an unseeded row
+
+
+@dataclass
+class Trace:
+    """What a row produced, and the bits it was chosen from."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)  # [vocab] each
+    scores: list[Tensor] = field(default_factory=list)  # after the sampling chain
+    kept: list[int] = field(default_factory=list)  # tokens by round
+    rounds: int = 0
+
+    def difference(self, other: "Trace", count: int) -> str:
+        """Where the first `count` tokens, logits or scores differ; empty when they do not, to the last bit."""
+        if len(self.tokens) < count or len(other.tokens) < count:
+            return f"only {len(self.tokens)} and {len(other.tokens)} tokens"
+        for i in range(count):
+            for name in ("logits", "scores"):
+                mine, theirs = getattr(self, name)[i], getattr(other, name)[i]
+                if not torch.equal(mine.view(torch.int32), theirs.view(torch.int32)):
+                    return f"{name} of token {i} differ by {(mine - theirs).abs().nan_to_num().max():.1e}"
+            if self.tokens[i] != other.tokens[i]:
+                return f"token {i} is {self.tokens[i]} and {other.tokens[i]}"
+        return ""
+
+
+class Driver:
+    """Keeps pages and lengths as an engine would, and records what the target said about every kept token."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        self.backend, self.limits = backend, backend.limits
+        self.pool = PagePool(self.limits.pages)
+        self.pages: dict[int, list[int]] = {}
+        self.length: dict[int, int] = {}
+        self.jobs: dict[int, Job] = {}
+        self.traces: dict[int, Trace] = {}
+        self._applied: list[tuple[Tensor, Tensor]] = []
+        chain, apply = backend.rounds.chain, backend.rounds.chain.apply
+
+        def recorded(logits: Tensor, *rest: object) -> Tensor:
+            scores = apply(logits, *rest)
+            self._applied.append((logits.clone(), scores.clone()))
+            return scores
+
+        chain.apply = recorded
+
+    def start(self, row: int, job: Job) -> None:
+        self.jobs[row], self.traces[row] = job, Trace()
+        self.pages[row], self.length[row] = [], 0
+        seed = job.seed if job.sampling.seed is None else job.sampling.seed
+        self.backend.start(row, job.prompt, job.sampling, seed)
+
+    def waiting(self, row: int) -> bool:
+        """Whether some of the prompt is still to come."""
+        return self.length[row] < len(self.jobs[row].prompt) - 1
+
+    def chunk(self, row: int) -> None:
+        job, start = self.jobs[row], self.length[row]
+        end = min(start + self.limits.chunk, len(job.prompt) - 1)
+        draft = job.depth(-1) if end == len(job.prompt) - 1 else 0
+        pages = self._grow(row, end + draft)
+        self.backend.prefill(Chunk(row, start, job.prompt[start:end], job.prompt[end], pages, draft))
+        self.length[row] = end
+
+    def round(self, rows: Sequence[int]) -> None:
+        plan = [self._plan(row) for row in rows]
+        self._applied.clear()
+        results = self.backend.round(plan).result()
+        logits, scores = self._applied[0]  # what follows is the drafter's
+        for b, result in enumerate(results):
+            trace, kept = self.traces[result.row], len(result.tokens)
+            assert 1 <= kept <= plan[b].verify + 1
+            trace.tokens += result.tokens
+            trace.logits += logits[b, :kept]
+            trace.scores += scores[b, :kept]
+            trace.kept.append(kept)
+            trace.rounds += 1
+            self.length[result.row] += kept
+
+    def release(self, row: int) -> list[int]:
+        """The pages that are free again."""
+        self.backend.release(row)
+        freed = self.pages.pop(row)
+        self.pool.give(freed)
+        del self.jobs[row], self.length[row]
+        return freed
+
+    def run(self, jobs: Sequence[Job] | Mapping[int, Job], count: int, keep: bool = False) -> dict[int, Trace]:
+        """All jobs until each has `count` tokens. A step is a chunk of every waiting prompt, then a round."""
+        jobs = jobs if isinstance(jobs, Mapping) else dict(enumerate(jobs))
+        step = 0
+        while any(row not in self.jobs or len(self.traces[row].tokens) < count for row in jobs):
+            for row, job in jobs.items():
+                if job.arrives == step:
+                    self.start(row, job)
+                while row in self.jobs and self.waiting(row):
+                    self.chunk(row)
+                    if not job.at_once:
+                        break
+            ready = [row for row in jobs if row in self.jobs and not self.waiting(row) and not jobs[row].rests(step)]
+            ready = [row for row in ready if len(self.traces[row].tokens) < count]
+            if ready:
+                self.round(ready)
+            step += 1
+            assert step < 100 * count, "the rows do not get on"
+        if not keep:
+            for row in jobs:
+                self.release(row)
+        return {row: self.traces[row] for row in jobs}
+
+    def _plan(self, row: int) -> RowPlan:
+        job, turn = self.jobs[row], self.traces[row].rounds
+        verify, draft = job.fewer(turn, self.backend.left[row]), job.depth(turn)
+        return RowPlan(row, verify, draft, self._grow(row, self.length[row] + verify + 1 + draft))
+
+    def _grow(self, row: int, positions: int) -> tuple[int, ...]:
+        gained = self.pool.take(max(0, -(-positions // self.limits.page) - len(self.pages[row])))
+        self.pages[row] += gained
+        return gained
+
+
+class Mixture(Right):
+    """Right where a coin that belongs to the row and position says so."""
+
+    name = "mixture"
+
+    def __init__(self, sequences: Mapping[int, Sequence[int]], vocab: int, chance: float, salt: int = 0) -> None:
+        super().__init__(sequences, vocab)
+        self.chance, self.salt = chance, salt
+
+    def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
+        tokens = super().draft(feed, depths).tokens
+        for b, (row, length) in enumerate(zip(feed.rows, feed.lengths.tolist(), strict=True)):
+            for j in range(tokens.shape[1]):
+                # The round's length is part of the coin, so a position once rejected is not rejected for ever.
+                if random.Random(f"{self.salt} {row} {length} {j}").random() > self.chance:
+                    tokens[b, j] = (tokens[b, j] + 1 + j) % self.vocab
+        return Proposal(tokens)
+
+
+def whole(job: Job, plain: Trace) -> list[int]:
+    """A job's prompt and the text that plain decoding gave it, for drafters that know."""
+    return [*job.prompt, *plain.tokens]

@@ -1,0 +1,40 @@
+"""A round reads nothing back to the host and branches on no value, so that one captured graph can hold it."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from headlong.backends.torch.backend import TorchBackend
+from headlong.backends.torch.native.library import references_only
+from headlong.checkpoint.checkpoint import open_checkpoint
+from headlong.engine.request import Chunk, RowPlan, Sampling
+from headlong.settings import Settings
+from tests import tiny
+
+PROMPT = [5, 9, 2, 7, 11, 3]
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "seeded": Sampling(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=3),
+    "unseeded": Sampling(temperature=1.0, xtc_probability=0.5, logit_bias={3: 1.0}),
+}
+
+
+@pytest.fixture
+def backend(tmp_path, monkeypatch):
+    """Two rows in plain PyTorch, the form that is captured, each with drafts to verify."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with references_only():
+        yield TorchBackend(open_checkpoint(str(tiny.write(tmp_path))), Settings(rows=2, context=128, page=16, chunk=32))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_no_value_is_read(backend, sampling):
+    for row in range(2):
+        backend.start(row, PROMPT, sampling, seed=row)
+        backend.prefill(Chunk(row, 0, PROMPT[:-1], PROMPT[-1], [row], draft=2))
+    # Tensors without values: whatever asks for one raises.
+    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        handle = backend.rounds.run([RowPlan(0, verify=2, draft=3), RowPlan(1, verify=1, draft=1)])
+        assert handle.verdict.tokens.shape == (2, 3)
+        with pytest.raises(DataDependentOutputException):
+            handle.result()
