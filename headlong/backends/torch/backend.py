@@ -9,7 +9,7 @@ from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import Drafter, HeadDrafter
 from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.models import FAMILIES
-from headlong.backends.torch.native.library import library
+from headlong.backends.torch.native.library import library, quiet_torch
 from headlong.backends.torch.round import RoundHandle, Rounds
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.engine.request import Chunk, Limits, RowPlan, Sampling
@@ -25,6 +25,8 @@ class TorchBackend:
     def __init__(self, checkpoint: Checkpoint, settings: Settings, drafter: Drafter | None = None) -> None:
         self.device = _device(settings.device)
         dtype = _dtype(settings.dtype, self.device)
+        if lib := library():
+            lib.use_threads(torch.get_num_threads())
         config = checkpoint.config
         context = settings.context or min(config.max_position_embeddings, DEFAULT_CONTEXT)
         with_head = checkpoint.head.found and settings.draft_kind != "none"
@@ -60,7 +62,7 @@ class TorchBackend:
         for row in plan:
             if row.verify > self.left[row.row]:
                 raise Fault(f"row {row.row} is to verify {row.verify} drafts but has {self.left[row.row]}.")
-        with torch.inference_mode():
+        with torch.inference_mode(), quiet_torch(self.device):
             for row in plan:
                 self.rounds.cache.grow(row.row, row.pages)
             handle = self.rounds.run(plan)

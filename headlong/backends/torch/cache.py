@@ -77,8 +77,8 @@ class Cache:
         self.widths[row] = 0
         self.kept[row] = 0
         for memory in self.memories:
-            memory.states[row] = 0
-            memory.inputs[row] = 0
+            for tensor in (memory.states, memory.waiting, memory.inputs):
+                tensor[row] = 0
 
     def grow(self, row: int, pages: Sequence[int]) -> None:
         """Append pages to a row's table, zeroed: what is not yet written must not disturb a sum."""

@@ -13,7 +13,7 @@
 #include "pool.h"
 #include "vector.h"
 
-#define TILE 4   /* weight rows, and tokens, that share a pass */
+#define TILE 4  /* weight rows, and tokens, that share a pass */
 #define CHUNK_BYTES (1 << 16)  /* weights in one chunk of a product */
 #define ROWS 32  /* rows in one chunk of smaller work */
 
@@ -87,9 +87,11 @@ typedef struct {
                 else if (count == 2) NAME##_2(sum, x, w, p->in, p->padded);                                     \
                 else if (count == 3) NAME##_3(sum, x, w, p->in, p->padded);                                     \
                 else NAME##_4(sum, x, w, p->in, p->padded);                                                     \
-                for (long t = 0; t < count; t++)                                                                \
-                    for (long i = 0; i < TILE && n + i < p->out; i++)                                           \
-                        p->y[(m + t) * p->out + n + i] = add_lanes(sum[t][i]);                                  \
+                for (long t = 0; t < count; t++) {                                                              \
+                    four sums = add_lanes4(sum[t]);                                                             \
+                    long some = p->out - n < TILE ? p->out - n : TILE;                                          \
+                    memcpy(p->y + (m + t) * p->out + n, &sums, sizeof(float) * some);                           \
+                }                                                                                               \
             }                                                                                                   \
         }                                                                                                       \
     }

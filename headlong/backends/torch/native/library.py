@@ -38,9 +38,10 @@ _allowed = True
 
 def library(*tensors: Tensor) -> ctypes.CDLL | None:
     """The kernels, when there are any and all these tensors are float32 on the CPU."""
-    if not _allowed or any(t.device.type != "cpu" or t.dtype != torch.float32 for t in tensors):
-        return None
-    return _load()
+    for tensor in tensors:
+        if not tensor.is_cpu or tensor.dtype != torch.float32:
+            return None
+    return _load() if _allowed else None
 
 
 @contextlib.contextmanager
@@ -52,6 +53,18 @@ def references_only() -> Iterator[None]:
         yield
     finally:
         _allowed = before
+
+
+@contextlib.contextmanager
+def quiet_torch(device: torch.device) -> Iterator[None]:
+    """Within it torch keeps to the calling thread: after each call its own threads would spin beside the pool's."""
+    before = torch.get_num_threads()
+    if device.type == "cpu" and library():
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @functools.cache
@@ -71,7 +84,6 @@ def _load() -> ctypes.CDLL | None:
     for name, signature in SIGNATURES.items():
         getattr(loaded, name).argtypes = [TYPES[letter] for letter in signature]
         getattr(loaded, name).restype = None
-    loaded.use_threads(torch.get_num_threads())
     return loaded
 
 

@@ -25,7 +25,8 @@ static struct {
     pthread_mutex_t caller, lock;
     pthread_cond_t wake;
     _Atomic int sleeping;
-    int workers;
+    int workers;  /* started, never ended */
+    int threads;  /* asked for; 1 leaves the workers asleep */
 } pool = {.caller = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 static inline void rest(void) {
@@ -64,9 +65,10 @@ static void *serve(void *unused) {
     return NULL;
 }
 
-/* Start threads until there are this many, the caller counted. */
+/* Share the work of later calls among this many threads, the caller counted. */
 void use_threads(int threads) {
     pthread_mutex_lock(&pool.caller);
+    pool.threads = threads;
     while (pool.workers < threads - 1) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, serve, NULL)) break;
@@ -81,7 +83,7 @@ static void share(Work work, const void *job, long items, long grain) {
     if (items > grain * MAX_CHUNKS) grain = items / MAX_CHUNKS + 1;
     if (grain < 1) grain = 1;
     uint64_t chunks = (items + grain - 1) / grain;
-    if (chunks < 2 || !pool.workers || pthread_mutex_trylock(&pool.caller)) {
+    if (chunks < 2 || pool.threads < 2 || pthread_mutex_trylock(&pool.caller)) {
         work(job, 0, items);
         return;
     }
