@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import fields
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from headlong.engine.backend import open_backend
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Emitted", "Engine", "Output", "Request", "Sampling", "Settings", "UserError", "__version__", "load"]
 
 
-def load(name: str, *, require_draft: bool = False, **settings: Any) -> Engine:
+def load(name: "str | PathLike[str]", *, require_draft: bool = False, **settings: Any) -> Engine:
     """Open a model folder or a hub name; `settings` are the fields of `Settings`.
 
     A model that cannot draft runs plain and every answer says so; with `require_draft` it is refused.
@@ -27,7 +28,7 @@ def load(name: str, *, require_draft: bool = False, **settings: Any) -> Engine:
     from headlong.checkpoint.checkpoint import open_checkpoint  # these two are slow to import
     from headlong.engine.text import Text
 
-    checkpoint = open_checkpoint(name)
+    checkpoint = open_checkpoint(str(name))
     if not checkpoint.head.found or chosen.draft_kind == "none":
         _accept_plain(checkpoint, chosen, require_draft)
     text = Text.from_folder(checkpoint.folder)

@@ -53,7 +53,7 @@ def test_a_model_is_loaded(opened):
 
 
 def test_unknown_settings_are_refused():
-    with pytest.raises(headlong.UserError, match=r"rowz is not a setting; those are device, .*draft_kind\.$"):
+    with pytest.raises(headlong.UserError, match=r"rowz is not a setting; those are device, .*draft_kind, threads\.$"):
         headlong.load("tiny", rowz=2)
 
 

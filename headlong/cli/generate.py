@@ -96,11 +96,18 @@ def _add_machine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", default=Settings.device, help="auto, cpu, cuda or cuda:N; default: %(default)s")
     group.add_argument("--dtype", default=Settings.dtype, help=f"{', '.join(DTYPES)}; default: %(default)s")
     group.add_argument(
+        "--threads",
+        type=_whole,
+        default=Settings.threads,
+        metavar="N",
+        help="CPU threads; 0: as many as torch takes; default: %(default)s",
+    )
+    group.add_argument(
         "--context",
         type=_whole,
         default=Settings.context,
         metavar="N",
-        help="longest prompt and text in tokens; 0 is the model's own; default: %(default)s",
+        help="longest prompt and text in tokens; 0: the model's own limit, at most 16384; default: %(default)s",
     )
 
 
@@ -125,7 +132,13 @@ def _depth(text: str) -> int | None:
 def run(args: argparse.Namespace) -> int:
     """Everything that can be refused is checked before the model is loaded."""
     _check(args)
-    settings = Settings(device=args.device, dtype=args.dtype, context=args.context, draft_kind=args.draft_kind)
+    settings = Settings(
+        device=args.device,
+        dtype=args.dtype,
+        context=args.context,
+        draft_kind=args.draft_kind,
+        threads=args.threads,
+    )
     prompts = _read_prompts(args)
     requests = [_request(prompt, args) for prompt in prompts]
     started = time.perf_counter()

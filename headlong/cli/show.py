@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 DRAFTED = "green"  # drafts the target agreed with
 ASIDE = "dim"
+# A model's text must not steer the terminal: controls other than newline and tab become visible signs.
+HARMLESS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | dict.fromkeys(range(127, 160), 0xFFFD)
 HEADER_PROMPT = 60  # characters of a prompt shown over its answer
 
 
@@ -85,7 +87,7 @@ def write(console: "Console", text: str, style: str = "") -> None:
     if not text:
         return
     if console.is_terminal:
-        text = text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")  # a model's text must not steer the terminal
+        text = text.translate(HARMLESS)
     if style and console.is_terminal and not console.no_color:
         from rich.segment import Segment, Segments
         from rich.style import Style
@@ -135,7 +137,8 @@ def figures(outputs: Sequence[Output], seconds: float) -> str:
     tokens = sum(len(output.tokens) for output in outputs)
     total = combine([output.speculative for output in outputs])
     speed = outputs[0].timings.decode_tps if len(outputs) == 1 else tokens / seconds
-    parts = [f"{count(tokens, 'token')} in {count(total.rounds, 'round')} ({total.mean_length:.2f} a round)"]
+    each = tokens / total.rounds if total.rounds else 0.0
+    parts = [f"{count(tokens, 'token')} in {count(total.rounds, 'round')} ({each:.2f} a round)"]
     if len(outputs) > 1:
         parts.insert(0, count(len(outputs), "prompt"))
     parts.append(f"{speed:.1f} tok/s")

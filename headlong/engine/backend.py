@@ -36,7 +36,7 @@ class Backend(Protocol):
         """Verify, accept, draft: one pass of the target over every planned row's window."""
 
     def release(self, row: int) -> None:
-        """Forget a row. Its pages belong to the engine again."""
+        """Forget a row, started or not. Its pages belong to the engine again."""
 
 
 def open_backend(checkpoint: "Checkpoint", settings: Settings) -> Backend:

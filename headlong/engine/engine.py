@@ -2,6 +2,7 @@
 
 import itertools
 import secrets
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """One model, ready to answer. `generate` and `stream` are whole; `submit`, `step` and `output` are their parts."""
+    """One model, ready to answer. `generate` and `stream` are whole; `submit`, `step` and `output` are their parts.
+
+    Threads may share an engine: one steps at a time, and a step serves the requests of all.
+    """
 
     def __init__(
         self, backend: Backend, text: "Text", name: str, eos_token_ids: Collection[int], settings: Settings
@@ -38,6 +42,7 @@ class Engine:
         self._outboxes: dict[int, deque[Emitted]] = {}  # for requests that `stream` or `generate` waits on
         self._indices = itertools.count()
         self._closed = False
+        self._lock = threading.RLock()
 
     # --- whole answers -------------------------------------------------------------------------------------------
 
@@ -63,12 +68,14 @@ class Engine:
         outbox: deque[Emitted] = deque()
         places = {answer.job.index: place for place, answer in enumerate(answers)}
         try:
-            for answer in answers:
-                self._enqueue(answer)
-                self._outboxes[answer.job.index] = outbox
+            with self._lock:
+                for answer in answers:
+                    self._enqueue(answer)
+                    self._outboxes[answer.job.index] = outbox
             while outbox or any(answer.finish_reason is None for answer in answers):
-                if not outbox:
-                    self.step()
+                with self._lock:
+                    if not outbox and any(answer.finish_reason is None for answer in answers):
+                        self.step()
                 while outbox:
                     emitted = outbox.popleft()
                     yield replace(emitted, index=places[emitted.index])
@@ -92,37 +99,41 @@ class Engine:
 
     def step(self) -> list[Emitted]:
         """Run the next piece of one prompt and a round of every row whose prompt is in; the tokens that gave."""
-        try:
-            self._admit()
-            self._run_chunk(self._scheduler.plan_chunk())
-            return self._run_round(self._scheduler.plan_round())
-        except BaseException:
-            self._cancel_running()  # the backend's rows are in an unknown state
-            raise
+        with self._lock:
+            try:
+                self._admit()
+                self._run_chunk(self._scheduler.plan_chunk())
+                return self._run_round(self._scheduler.plan_round())
+            except BaseException:
+                self._cancel_running()  # the backend's rows are in an unknown state
+                raise
 
     def cancel(self, index: int) -> None:
         """End a request where it is. One that has ended is left alone."""
-        answer = self._answers.get(index)
-        if answer is not None and answer.finish_reason is None:
-            answer.finish_reason = "cancelled"
-            self._leave(answer.job)
+        with self._lock:
+            answer = self._answers.get(index)
+            if answer is not None and answer.finish_reason is None:
+                answer.finish_reason = "cancelled"
+                self._leave(answer.job)
 
     def output(self, index: int) -> Output:
         """What a request gave, or what it has so far. One that has ended is handed out once, then forgotten."""
-        if index not in self._answers:
-            raise UserError(f"there is no request {index}; it was never submitted, or its output was handed out.")
-        answer = self._answers[index]
-        if answer.finish_reason is not None:
-            self._forget(index)
-        return answer.output(self.settings)
+        with self._lock:
+            if index not in self._answers:
+                raise UserError(f"there is no request {index}; it was never submitted, or its output was handed out.")
+            answer = self._answers[index]
+            if answer.finish_reason is not None:
+                self._forget(index)
+            return answer.output(self.settings)
 
     def close(self) -> None:
         """Cancel everything and let go of the model."""
-        for index in list(self._answers):
-            self.cancel(index)
-        if not self._closed:
-            self._closed = True
-            del self._backend  # nothing waits or runs, and nothing can be submitted, so no step needs it
+        with self._lock:
+            for index in list(self._answers):
+                self.cancel(index)
+            if not self._closed:
+                self._closed = True
+                del self._backend  # nothing waits or runs, and nothing can be submitted, so no step needs it
 
     # --- one step ------------------------------------------------------------------------------------------------
 
@@ -170,10 +181,11 @@ class Engine:
         return Answer(request, job, Counts(request, self.limits), self.text.decoder(prompt), self._eos)
 
     def _enqueue(self, answer: Answer) -> None:
-        if self._closed:
-            raise UserError(f"the engine of {self.name} is closed; load the model again.")
-        self._answers[answer.job.index] = answer
-        self._scheduler.add(answer.job)
+        with self._lock:
+            if self._closed:
+                raise UserError(f"the engine of {self.name} is closed; load the model again.")
+            self._answers[answer.job.index] = answer
+            self._scheduler.add(answer.job)
 
     def _leave(self, job: Job) -> None:
         self._scheduler.remove(job)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from headlong.errors import UserError
 from headlong.settings import AUTO_DEPTH, MAX_DEPTH
 
+LOWEST_TEMPERATURE = 1e-5  # below it scores overflow
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -30,6 +32,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _within("temperature", self.temperature, 0.0, 100.0)
+        if 0 < self.temperature < LOWEST_TEMPERATURE:
+            raise UserError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or at least {LOWEST_TEMPERATURE}."
+            )
+        _whole("top_k", self.top_k)
         _within("top_k", self.top_k, 0, math.inf)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)
@@ -39,15 +46,23 @@ class Sampling:
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         for token, bias in self.logit_bias.items():
+            _whole("a token of logit_bias", token)
             _within(f"logit_bias of token {token}", bias, -1e4, 1e4)
         if self.top_p == 0.0:
             raise UserError("top_p is 0; it must be above 0 (use temperature 0 for greedy decoding).")
         if self.seed is not None:
-            _within("seed", self.seed, 0, 2**63 - 1)
+            _whole("seed", self.seed)
+            if not 0 <= self.seed < 2**63:
+                raise UserError(f"seed is {self.seed}; it must be between 0 and {2**63 - 1}.")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _whole(name: str, value: object) -> None:
+    if not isinstance(value, int):
+        raise UserError(f"{name} is {value!r}; it must be a whole number.")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -69,6 +84,12 @@ class Request:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        _whole("max_tokens", self.max_tokens)
+        if self.depth is not None:
+            _whole("depth", self.depth)
+        stop: object = self.stop  # callers without a type checker give a bare string
+        if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
+            raise UserError(f"stop is {stop!r}; it must be a tuple of strings.")
         if self.max_tokens < 1:
             raise UserError(f"max_tokens is {self.max_tokens}; it must be at least 1.")
         if self.depth is not None and not 0 <= self.depth <= MAX_DEPTH:

@@ -76,17 +76,17 @@ class Scheduler:
         promised = sum(self._pages_for(job) for job in self.running)
         if not self.waiting or not free_rows or promised + self._pages_for(self.waiting[0]) > self.pool.count:
             return None
-        job = self.waiting.popleft()
+        job = self.waiting[0]
+        self.running.append(job)  # before it has a row, so that an interrupt in between leaves it where it waits
         job.row = min(free_rows)
-        self.running.append(job)
+        self.waiting.popleft()
         return job
 
     def remove(self, job: Job) -> None:
         """Forget a job wherever it is; its pages are free again."""
-        if job.row is None:
-            self.waiting.remove(job)
-            return
-        self.running.remove(job)
+        for place in (self.waiting, self.running):
+            while job in place:
+                place.remove(job)
         self.pool.give(job.pages)
         job.pages.clear()
 

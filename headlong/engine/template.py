@@ -30,7 +30,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
             return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise UserError(f"the chat template refuses these messages: {error}.") from error
 
 

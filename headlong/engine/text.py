@@ -34,6 +34,8 @@ class Text:
         raw = path.read_text(encoding="utf-8").strip()
         if not (raw.startswith("{") and raw.endswith("}")):
             raise UserError(f"{path} is not whole JSON; download it again.")
+        if '"model"' not in raw:
+            raise UserError(f"{path} holds no tokenizer; download it again.")
         return cls(Tokenizer.from_str(raw), _read_template(folder))
 
     @property
@@ -129,6 +131,8 @@ def _read_template(folder: Path) -> ChatTemplate | None:
             config = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise UserError(f"{path} is not JSON ({error}); download it again.") from error
+        if not isinstance(config, dict):
+            raise UserError(f"{path} holds a {type(config).__name__}; a JSON object is wanted: download it again.")
     source = config.get("chat_template")
     if (path := folder / "chat_template.jinja").is_file():
         source = path.read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def test_memory(tmp_path, tied):
     )
     assert found.memory["cpu"].weights == 2 * (numbers - small) + 4 * small + table
     assert found.memory["cuda"].kv_per_token == 2 * 2 * (2 * 2 * 16)  # one layer and the head
-    assert found.memory["cpu"].state_per_sequence == 3 * 4 * (4 * 16 * 16 + 128 * 3)
+    assert found.memory["cpu"].state_per_sequence == 3 * 4 * (4 * 16 * 16 + 9 * 4 * (16 + 16 + 1) + 128 * (3 + 9))
 
 
 def test_broken_model_is_still_described(tmp_path, edit_tensors, capsys):

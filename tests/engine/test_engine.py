@@ -1,6 +1,8 @@
 """The engine over the scripted backend, which refuses every plan that a real one could not run."""
 
 import contextlib
+import threading
+from collections import deque
 
 import pytest
 
@@ -283,3 +285,40 @@ def test_a_seed_reaches_the_backend_and_without_one_each_row_draws_its_own(build
     seeds = [row.seed for row in engine.backend.rows.values()]
     assert seeds[0] == 7
     assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize("right", [RIGHT, MIXED])
+def test_threads_may_share_an_engine(build, right):
+    engine = build(walk, right)
+    found = {}
+
+    def ask(name, asked):
+        found[name] = [engine.generate(prompt, max_tokens=20, depth=2).tokens for prompt in asked]
+
+    asked = {"one": prompts(*range(1, 13)), "two": prompts(*range(3, 15))}
+    threads = [threading.Thread(target=ask, args=item) for item in asked.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert found == {name: [walked(prompt, 20) for prompt in theirs] for name, theirs in asked.items()}
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_an_interrupt_while_a_request_is_admitted_leaves_nothing_behind(build, moment, monkeypatch):
+    """As Ctrl-C may come between any two lines of `admit`."""
+    engine = build(walk)
+    calls = iter(range(100))
+
+    class Interrupted(deque):
+        def popleft(self):
+            if next(calls) == moment:
+                raise KeyboardInterrupt
+            return super().popleft()
+
+    engine._scheduler.waiting = Interrupted()
+    with contextlib.suppress(KeyboardInterrupt):
+        engine.generate(prompts(3, 4, 5, 6, 7), max_tokens=5)
+    assert_empty(engine)
+    assert engine.generate([5, 6, 7], max_tokens=6).tokens == walked([5, 6, 7], 6)

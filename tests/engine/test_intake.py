@@ -4,6 +4,7 @@ import pytest
 
 from headlong.engine.request import Request
 from headlong.errors import UserError
+from headlong.settings import Settings
 
 
 def one(history):
@@ -32,6 +33,13 @@ def assert_one_sentence(message):
         ([1], {"depth": 9}, "depth is 9"),
         ([1], {"stop": ["a", ""]}, "a stop string is empty"),
         ([1], {"temperature": -1.0}, "temperature is -1.0"),
+        ([1], {"temperature": 1e-46}, "temperature is 1e-46; it must be 0"),
+        ([1], {"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ([1], {"seed": 2**63}, "seed is 9223372036854775808; it must be between 0 and 9223372036854775807"),
+        ([1], {"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
+        ([1], {"max_tokens": 2.5}, "max_tokens is 2.5; it must be a whole number"),
+        ([1], {"depth": 1.5}, "depth is 1.5; it must be a whole number"),
+        ([1], {"logit_bias": {"5": 1.0}}, "a token of logit_bias is '5'; it must be a whole number"),
         ([1], {"temprature": 1.0, "topk": 2}, "temprature, topk is not an option of a request; those are max_tokens"),
         ([1], {"sampling": None}, "sampling is not an option"),
     ],
@@ -59,3 +67,21 @@ def test_a_refusal_leaves_the_other_prompts_of_the_call_unqueued(build):
     with pytest.raises(UserError):
         engine.generate([[1], []], max_tokens=5)
     assert not engine.busy
+
+
+@pytest.mark.parametrize("stop", ["END", None, ("a", 1)], ids=repr)
+def test_stop_is_a_tuple_of_strings(stop):
+    with pytest.raises(UserError, match="it must be a tuple of strings"):
+        Request("hi", stop=stop)
+
+
+@pytest.mark.parametrize("device", ["cpu:3", "cpu:abc", "auto:1", "gpu", "cuda:x", ""])
+def test_devices_that_do_not_exist(device):
+    with pytest.raises(UserError, match="it must be auto, cpu, cuda or cuda:N"):
+        Settings(device=device)
+
+
+@pytest.mark.parametrize("name", ["rows", "context", "page", "chunk", "threads"])
+def test_settings_are_whole_numbers(name):
+    with pytest.raises(UserError, match=f"{name} is 2.5; it must be a whole number"):
+        Settings(**{name: 2.5})

@@ -9,7 +9,7 @@ from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import Drafter, HeadDrafter
 from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.models import FAMILIES
-from headlong.backends.torch.native.library import library, quiet_torch
+from headlong.backends.torch.native.library import DEFAULT_THREADS, library, torch_threads
 from headlong.backends.torch.round import RoundHandle, Rounds
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.engine.request import Chunk, Limits, RowPlan, Sampling
@@ -25,17 +25,27 @@ class TorchBackend:
     def __init__(self, checkpoint: Checkpoint, settings: Settings, drafter: Drafter | None = None) -> None:
         self.device = _device(settings.device)
         dtype = _dtype(settings.dtype, self.device)
-        if lib := library():
-            lib.use_threads(torch.get_num_threads())
+        self.threads = settings.threads or DEFAULT_THREADS
+        lib = library() if self.device.type == "cpu" else None
+        if lib:
+            lib.use_threads(self.threads)
+        # Beside our own threads torch's would spin after each call of theirs, so in rounds it keeps to the caller's.
+        self.round_threads = 1 if lib else self.threads
         config = checkpoint.config
         context = settings.context or min(config.max_position_embeddings, DEFAULT_CONTEXT)
+        if context > config.max_position_embeddings:
+            raise UserError(
+                f"context is {context}; the model's own limit is {config.max_position_embeddings}: ask for less."
+            )
         with_head = checkpoint.head.found and settings.draft_kind != "none"
         with torch.inference_mode():
             loader = Loader(checkpoint.weights, dtype, self.device)
             self.model = FAMILIES[config.family](config, loader, context + 2 * MAX_WIDTH, with_head)
             checkpoint.weights.check_all_used(ignore_head=not with_head)
             reason = "" if with_head else _no_draft_reason(checkpoint, settings)
-            self.limits = _limits(settings, context, config.vocab_size, reason, _describe(self.device, dtype))
+            self.limits = _limits(
+                settings, context, config.vocab_size, reason, _describe(self.device, dtype, self.threads)
+            )
             cache = Cache(self.model.cache_shape, self.limits, dtype, self.device)
             chain = Chain(self.limits.rows, config.vocab_size, self.device)
             if drafter is None and self.model.head is not None:
@@ -53,7 +63,7 @@ class TorchBackend:
     def prefill(self, chunk: Chunk) -> None:
         if chunk.start % self.limits.chunk:
             raise Fault(f"a chunk starts at {chunk.start}; chunks start at multiples of {self.limits.chunk}.")
-        with torch.inference_mode():
+        with torch.inference_mode(), torch_threads(self.threads):
             self.rounds.cache.grow(chunk.row, chunk.pages)
             self.rounds.prefill(chunk)
         self.left[chunk.row] = chunk.draft
@@ -62,7 +72,7 @@ class TorchBackend:
         for row in plan:
             if row.verify > self.left[row.row]:
                 raise Fault(f"row {row.row} is to verify {row.verify} drafts but has {self.left[row.row]}.")
-        with torch.inference_mode(), quiet_torch(self.device):
+        with torch.inference_mode(), torch_threads(self.round_threads):
             for row in plan:
                 self.rounds.cache.grow(row.row, row.pages)
             handle = self.rounds.run(plan)
@@ -92,12 +102,12 @@ def _limits(settings: Settings, context: int, vocab: int, no_draft_reason: str, 
     )
 
 
-def _describe(device: torch.device, dtype: torch.dtype) -> str:
+def _describe(device: torch.device, dtype: torch.dtype, threads: int) -> str:
     name = str(dtype).removeprefix("torch.")
     if device.type != "cpu":
         return f"{torch.cuda.get_device_name(device)} in {name}"
     kernels = "compiled kernels" if library() else "plain PyTorch"
-    return f"{torch.get_num_threads()} CPU threads in {name} with {kernels}"
+    return f"{threads} CPU threads in {name} with {kernels}"
 
 
 def _no_draft_reason(checkpoint: Checkpoint, settings: Settings) -> str:

@@ -141,7 +141,7 @@ class Chain:
         rank = torch.arange(self.vocab, device=self.device)
         keep = rank < self.top_k[rows, None, None]
         share = ranked.masked_fill(~keep, -torch.inf).softmax(-1)
-        keep = keep & (share.cumsum(-1) - share < self.top_p[rows, None, None])  # [B, W, V] from here
+        keep = keep & ((share.cumsum(-1) - share < self.top_p[rows, None, None]) | (rank == 0))  # [B, W, V] from here
         keep &= share >= self.min_p[rows, None, None] * share[..., :1]
         probability, threshold = self.xtc[rows, None].split(1, -1)  # [B, 1, 1]
         share = ranked.masked_fill(~keep, -torch.inf).softmax(-1)

@@ -1,4 +1,4 @@
-"""One round for all rows at once: verify, accept, commit, draft. Nothing is read back to the host in between."""
+"""One round for all rows at once: verify, accept, commit, draft. Nothing here is read back to the host in between."""
 
 from collections.abc import Sequence
 

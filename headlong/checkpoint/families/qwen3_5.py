@@ -1,4 +1,4 @@
-"""Qwen3.5, 3.6, 3.8 and Qwen3-Next: the config, and every tensor it asks for."""
+"""Qwen3.5, Qwen3.6 and Qwen3-Next: the config, and every tensor it asks for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from headlong.checkpoint.fields import Fields
 from headlong.checkpoint.safetensors import Stored
 from headlong.checkpoint.weights import Layout
 from headlong.errors import UserError
+from headlong.settings import MAX_DEPTH
 
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -52,9 +53,12 @@ class Qwen35Config(ModelConfig):
         return (self.layer_types.count(FULL) + with_head) * 2 * self.num_key_value_heads * self.head_dim
 
     def state_bytes(self, itemsize: int) -> int:
-        matrix = 4 * self.value_heads * self.key_dim * self.value_dim  # float32 whatever the weights are
-        inputs = itemsize * self.conv_channels * (self.conv_kernel - 1)
-        return self.layer_types.count(LINEAR) * (matrix + inputs)
+        """The state, and what the widest window leaves to be folded into it."""
+        width = MAX_DEPTH + 1
+        state = self.value_heads * self.key_dim * self.value_dim
+        waiting = width * self.value_heads * (self.key_dim + self.value_dim + 1)
+        inputs = itemsize * self.conv_channels * (self.conv_kernel - 1 + width)
+        return self.layer_types.count(LINEAR) * (4 * (state + waiting) + inputs)  # 4: float32 on every device
 
     def experts_used(self) -> tuple[int, int]:
         return self.experts_per_token, self.num_experts

@@ -38,7 +38,9 @@ def prompt_of(length: int, vocab: int, salt: int = 0) -> list[int]:
 
 
 def open_tiny(folder: Path, drafter: Drafter | None = None, rows: int = 16, context: int = 256) -> TorchBackend:
-    settings = Settings(device="cpu", rows=rows, page=PAGE, chunk=CHUNK, context=context)
+    settings = Settings(
+        device="cpu", rows=rows, page=PAGE, chunk=CHUNK, context=context, threads=torch.get_num_threads()
+    )
     return TorchBackend(open_checkpoint(str(folder)), settings, drafter)
 
 

@@ -2,6 +2,7 @@
 decoded without drafts, alone: tokens, the target's logits and the chain's scores, to the last bit."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -9,13 +10,17 @@ import torch
 import headlong
 from headlong.backends.torch import accept, round
 from headlong.backends.torch.accept import Verdict
+from headlong.backends.torch.backend import TorchBackend
 from headlong.backends.torch.cache import Cache
 from headlong.backends.torch.chain import Chain, Seen
 from headlong.backends.torch.kernels import attention, gated_delta, linear, noise, norm
+from headlong.backends.torch.native.library import torch_threads
 from headlong.backends.torch.round import Rounds
-from headlong.engine.request import Request, Sampling
+from headlong.checkpoint.checkpoint import open_checkpoint
+from headlong.engine.request import Chunk, Request, Sampling
+from headlong.settings import Settings
 from tests import tiny
-from tests.backends.torch.driver import Driver, Job, changing, fixed
+from tests.backends.torch.driver import Driver, Job, changing, fixed, prompt_of
 
 COUNT = 16
 # Prefill takes all but the last token: chunks of 32 end before, at and after it, and so do pages of 16.
@@ -348,3 +353,25 @@ def test_the_check_looks_at_bits(bench):
     mine.logits[COUNT - 1] = mine.logits[COUNT - 1].clone()
     mine.logits[COUNT - 1][3] = torch.nextafter(mine.logits[COUNT - 1][3], torch.tensor(1e9))
     assert "logits of token 15" in mine.difference(bench.plain(job, COUNT), COUNT)
+
+
+def test_another_engine_in_another_thread_changes_no_bit(tmp_path):
+    """Rounds hold torch at one thread; prompts that run meanwhile, in threads of their own, must not notice."""
+    folder = tiny.write(tmp_path, hidden_size=192, intermediate_size=704)
+    prompt = prompt_of(100, 128)
+
+    def states() -> list[bytes]:
+        backend = TorchBackend(open_checkpoint(str(folder)), Settings(device="cpu", rows=1, context=256, threads=2))
+        backend.start(0, prompt, Sampling(), seed=0)
+        backend.prefill(Chunk(0, 0, prompt[:-1], prompt[-1], [0]))
+        return [memory.states[0].numpy().tobytes() for memory in backend.rounds.cache.memories]
+
+    alone = states()
+    found: list[list[bytes]] = []
+    with torch_threads(1):  # as a round of another engine leaves torch's default
+        threads = [threading.Thread(target=lambda: found.append(states())) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [alone] * 3

@@ -33,6 +33,9 @@ SIGNATURES = {
     "delta_fold": "pppplllll",
 }
 
+# Taken before anything lowers it: a thread that starts while another holds torch at one thread would see one.
+DEFAULT_THREADS = torch.get_num_threads()
+
 _allowed = True
 
 
@@ -56,11 +59,10 @@ def references_only() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet_torch(device: torch.device) -> Iterator[None]:
-    """Within it torch keeps to the calling thread: after each call its own threads would spin beside the pool's."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Within it torch uses this many threads in the calling one. The number decides the last bits of its products."""
     before = torch.get_num_threads()
-    if device.type == "cpu" and library():
-        torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
@@ -80,7 +82,11 @@ def _load() -> ctypes.CDLL | None:
         if fault:
             log.info("the CPU kernels did not build with %s (%s), so CPU rounds run in plain PyTorch.", compiler, fault)
             return None
-    loaded = ctypes.CDLL(str(target))
+    try:
+        loaded = ctypes.CDLL(str(target))
+    except OSError as error:
+        log.warning("the CPU kernels at %s do not load (%s), so rounds run in plain PyTorch; delete it.", target, error)
+        return None
     for name, signature in SIGNATURES.items():
         getattr(loaded, name).argtypes = [TYPES[letter] for letter in signature]
         getattr(loaded, name).restype = None
