@@ -36,29 +36,6 @@ static inline void multiply_bf16(floats *sum, const uint16_t *w, floats even, fl
     *sum += (floats)(pairs & 0xFFFF0000u) * odd;
 }
 
-/* `TOKENS` tokens by TILE weight rows; the rows may be one and the same past the end of the matrix. */
-#define LINEAR_TILE(NAME, TYPE, MULTIPLY, TOKENS)                                                               \
-    static void NAME(floats sum[TOKENS][TILE], const float *x, const TYPE *const w[TILE], long in, long padded) { \
-        floats total[TOKENS][TILE] = {0};                                                                       \
-        long k = 0;                                                                                             \
-        for (; k + BLOCK <= in; k += BLOCK)                                                                     \
-            for (int n = 0; n < TILE; n++) {                                                                    \
-                /* Rows are short streams: fetch the next tile's while this one's are multiplied. */            \
-                __builtin_prefetch(w[n] + TILE * in + k, 0, 2);                                                 \
-                __builtin_prefetch((const char *)(w[n] + TILE * in + k + BLOCK) - 1, 0, 2);                     \
-                for (int m = 0; m < TOKENS; m++)                                                                \
-                    MULTIPLY(&total[m][n], w[n] + k, load(x + m * padded + k), load(x + m * padded + k + LANES)); \
-            }                                                                                                   \
-        if (k < in)                                                                                             \
-            for (int n = 0; n < TILE; n++) {                                                                    \
-                TYPE tail[BLOCK] = {0};                                                                         \
-                memcpy(tail, w[n] + k, sizeof(TYPE) * (in - k));                                                \
-                for (int m = 0; m < TOKENS; m++)                                                                \
-                    MULTIPLY(&total[m][n], tail, load(x + m * padded + k), load(x + m * padded + k + LANES));   \
-            }                                                                                                   \
-        memcpy(sum, total, sizeof total);                                                                       \
-    }
-
 typedef struct {
     float *y;
     const float *x;  /* [tokens, padded], as `spread` left it */
@@ -67,33 +44,54 @@ typedef struct {
     long tokens, in, out, padded;
 } Product;
 
+/* `TOKENS` tokens by TILE weight rows, which may be one and the same past the end of the matrix. y rows are `out` apart. */
+#define LINEAR_TILE(NAME, TYPE, MULTIPLY, TOKENS)                                                                   \
+    static void NAME(float *y, const float *x, const TYPE *const w[TILE], const Product *p, long some) {            \
+        floats sum[TOKENS][TILE] = {0};                                                                             \
+        long in = p->in, padded = p->padded, k = 0;                                                                 \
+        for (; k + BLOCK <= in; k += BLOCK)                                                                         \
+            for (int n = 0; n < TILE; n++) {                                                                        \
+                /* Rows are short streams: fetch the next tile's while this one's are multiplied. */                \
+                __builtin_prefetch(w[n] + TILE * in + k, 0, 2);                                                     \
+                if (sizeof(TYPE) == 4) __builtin_prefetch(w[n] + TILE * in + k + LANES, 0, 2);                      \
+                for (int m = 0; m < TOKENS; m++)                                                                    \
+                    MULTIPLY(&sum[m][n], w[n] + k, load(x + m * padded + k), load(x + m * padded + k + LANES));     \
+            }                                                                                                       \
+        if (k < in)                                                                                                 \
+            for (int n = 0; n < TILE; n++) {                                                                        \
+                TYPE tail[BLOCK] = {0};                                                                             \
+                memcpy(tail, w[n] + k, sizeof(TYPE) * (in - k));                                                    \
+                for (int m = 0; m < TOKENS; m++)                                                                    \
+                    MULTIPLY(&sum[m][n], tail, load(x + m * padded + k), load(x + m * padded + k + LANES));         \
+            }                                                                                                       \
+        for (int m = 0; m < TOKENS; m++) {                                                                          \
+            four sums = add_lanes4(sum[m]);                                                                         \
+            memcpy(y + m * p->out, &sums, sizeof(float) * some);                                                    \
+        }                                                                                                           \
+    }
+
 /* Tiles first .. last - 1 of the weight's rows. */
-#define LINEAR(NAME, TYPE, MULTIPLY)                                                                            \
-    LINEAR_TILE(NAME##_1, TYPE, MULTIPLY, 1)                                                                    \
-    LINEAR_TILE(NAME##_2, TYPE, MULTIPLY, 2)                                                                    \
-    LINEAR_TILE(NAME##_3, TYPE, MULTIPLY, 3)                                                                    \
-    LINEAR_TILE(NAME##_4, TYPE, MULTIPLY, 4)                                                                    \
-    static void NAME(const void *job, long first, long last) {                                                  \
-        const Product *p = job;                                                                                 \
-        const TYPE *weight = p->weight;                                                                         \
-        for (long n = first * TILE; n < last * TILE; n += TILE) {                                               \
-            const TYPE *w[TILE];                                                                                \
-            for (int i = 0; i < TILE; i++) w[i] = weight + (n + i < p->out ? n + i : p->out - 1) * p->in;       \
-            for (long m = 0; m < p->tokens; m += TILE) {                                                        \
-                floats sum[TILE][TILE];                                                                         \
-                const float *x = p->x + m * p->padded;                                                          \
-                long count = p->tokens - m < TILE ? p->tokens - m : TILE;                                       \
-                if (count == 1) NAME##_1(sum, x, w, p->in, p->padded);                                          \
-                else if (count == 2) NAME##_2(sum, x, w, p->in, p->padded);                                     \
-                else if (count == 3) NAME##_3(sum, x, w, p->in, p->padded);                                     \
-                else NAME##_4(sum, x, w, p->in, p->padded);                                                     \
-                for (long t = 0; t < count; t++) {                                                              \
-                    four sums = add_lanes4(sum[t]);                                                             \
-                    long some = p->out - n < TILE ? p->out - n : TILE;                                          \
-                    memcpy(p->y + (m + t) * p->out + n, &sums, sizeof(float) * some);                           \
-                }                                                                                               \
-            }                                                                                                   \
-        }                                                                                                       \
+#define LINEAR(NAME, TYPE, MULTIPLY)                                                                                \
+    LINEAR_TILE(NAME##_1, TYPE, MULTIPLY, 1)                                                                        \
+    LINEAR_TILE(NAME##_2, TYPE, MULTIPLY, 2)                                                                        \
+    LINEAR_TILE(NAME##_3, TYPE, MULTIPLY, 3)                                                                        \
+    LINEAR_TILE(NAME##_4, TYPE, MULTIPLY, 4)                                                                        \
+    static void NAME(const void *job, long first, long last) {                                                      \
+        const Product *p = job;                                                                                     \
+        for (long n = first * TILE; n < last * TILE; n += TILE) {                                                   \
+            const TYPE *w[TILE];                                                                                    \
+            long some = p->out - n < TILE ? p->out - n : TILE;                                                      \
+            for (int i = 0; i < TILE; i++) w[i] = (const TYPE *)p->weight + (n + (i < some ? i : 0)) * p->in;       \
+            for (long m = 0; m < p->tokens; m += TILE) {                                                            \
+                float *y = p->y + m * p->out + n;                                                                   \
+                const float *x = p->x + m * p->padded;                                                              \
+                long count = p->tokens - m;                                                                         \
+                if (count == 1) NAME##_1(y, x, w, p, some);                                                         \
+                else if (count == 2) NAME##_2(y, x, w, p, some);                                                    \
+                else if (count == 3) NAME##_3(y, x, w, p, some);                                                    \
+                else NAME##_4(y, x, w, p, some);                                                                    \
+            }                                                                                                       \
+        }                                                                                                           \
     }
 
 LINEAR(linear_wide, float, multiply_f32)
