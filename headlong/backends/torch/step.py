@@ -1,7 +1,7 @@
 """One pass of a model over some tokens: where they stand, what they may see, and how they reach the cache.
 
 A model's layers are written once; the step they are given is a `Window` (rounds) or a `Prefill` (prompt chunks),
-and answers the three questions that differ: how to multiply, how to attend, how to recur.
+and answers the questions that differ: how to multiply, how to mix experts, how to attend, how to recur.
 """
 
 from typing import Protocol
@@ -12,6 +12,7 @@ from torch import Tensor
 from headlong.backends.torch.cache import SPARE_PAGE, Cache
 from headlong.backends.torch.kernels import gated_delta
 from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention
+from headlong.backends.torch.kernels.experts import Experts, experts, window_experts
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
 from headlong.backends.torch.kernels.linear import Weight, linear
 
@@ -23,6 +24,9 @@ class Step(Protocol):
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x [N, in] -> [N, out]."""
+
+    def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
+        """x [N, H] through the experts ids [N, T], added by shares [N, T] -> [N, H]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k, v [N, K, D] and attend with q [N, A, D] -> [N, A, D]."""
@@ -50,6 +54,9 @@ class Window:
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return linear(x, weight)
 
+    def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
+        return window_experts(x, shares, ids, gate_up, down)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return window_attention(self.cache.pages[layer], self.places, q, k, v)
 
@@ -67,6 +74,9 @@ class Prefill:
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         return weight.multiply(x)
+
+    def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
+        return experts(x, shares, ids, gate_up.each, down.each, self.linear)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return chunk_attention(self.cache.pages[layer], self.table, self.positions, q, k, v)

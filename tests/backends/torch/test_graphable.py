@@ -19,12 +19,14 @@ SAMPLINGS = {
 }
 
 
-@pytest.fixture
-def backend(tmp_path, monkeypatch):
+@pytest.fixture(params=["dense", "moe", "next"])
+def backend(request, tmp_path, monkeypatch):
     """Two rows in plain PyTorch, the form that is captured, each with drafts to verify."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with references_only():
-        yield TorchBackend(open_checkpoint(str(tiny.write(tmp_path))), Settings(rows=2, context=128, page=16, chunk=32))
+        yield TorchBackend(
+            open_checkpoint(str(tiny.write(tmp_path, request.param))), Settings(rows=2, context=128, page=16, chunk=32)
+        )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.cache import CacheShape
-from headlong.backends.torch.kernels.experts import experts, route
+from headlong.backends.torch.kernels.experts import Experts, route
 from headlong.backends.torch.kernels.gated_delta import Delta
 from headlong.backends.torch.kernels.linear import Weight
 from headlong.backends.torch.kernels.norm import add_norm, gated, rms_norm, swiglu
@@ -83,15 +83,15 @@ class SparseMLP:
     def __init__(self, config: Qwen35Config, loader: Loader) -> None:
         h, inner, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
         self.experts_per_token, self.renormalise = config.experts_per_token, config.norm_topk_prob
-        self.gate_up = [Weight(matrix) for matrix in loader.matrix("experts.gate_up_proj", count, 2 * inner, h)]
-        self.down = [Weight(matrix) for matrix in loader.matrix("experts.down_proj", count, h, inner)]
+        self.gate_up = Experts(loader.matrix("experts.gate_up_proj", count, 2 * inner, h))
+        self.down = Experts(loader.matrix("experts.down_proj", count, h, inner))
         self.shared_expert = MLP(h, config.shared_expert_intermediate_size, loader.under("shared_expert"))
         self.routers = loader.linear(h, gate=count, shared_expert_gate=1)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        scores, shared = step.linear(x, self.routers).split([len(self.gate_up), 1], -1)
+        scores, shared = step.linear(x, self.routers).split([len(self.gate_up.each), 1], -1)
         shares, ids = route(scores, self.experts_per_token, self.renormalise)
-        routed = experts(x, shares, ids, self.gate_up, self.down, step.linear)
+        routed = step.mix_experts(x, shares, ids, self.gate_up, self.down)
         return routed + gated(self.shared_expert(x, step), shared.expand(x.shape).contiguous())
 
 

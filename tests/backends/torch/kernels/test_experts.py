@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from headlong.backends.torch.kernels.experts import experts, route
+from headlong.backends.torch.kernels.experts import Experts, experts, route, window_experts
 from headlong.backends.torch.kernels.linear import Weight, linear
+from headlong.backends.torch.native.library import references_only
 
 HIDDEN, INNER, COUNT, CHOSEN, TOKENS = 20, 13, 7, 3, 23
 
@@ -16,6 +17,21 @@ def matrices(normal):
 def mix(kernels, matrices):
     weights = [[Weight(matrix) for matrix in part] for part in matrices]
     return lambda x, shares, ids: experts(x, shares, ids, *weights, linear)
+
+
+def test_fixed_shapes_give_the_same_and_see_nobody(matrices, normal, monkeypatch):
+    """The way that is captured: plain matrices, one product for every token and choice."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with references_only():
+        gate_up, down = (Experts(part) for part in matrices)
+        assert gate_up.stacked is not None
+        x = normal(TOKENS, HIDDEN)
+        shares, ids = route(2 * normal(TOKENS, COUNT), CHOSEN, True)
+        found = window_experts(x, shares, ids, gate_up, down)
+        torch.testing.assert_close(found.double(), slow(x, shares, ids, *matrices), atol=2e-6, rtol=1e-5)
+        for token in range(TOKENS):
+            alone = window_experts(*(t[token : token + 1] for t in (x, shares, ids)), gate_up, down)
+            assert torch.equal(alone[0], found[token])
 
 
 def slow(x, shares, ids, gate_up, down):
