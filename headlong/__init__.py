@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["Emitted", "Engine", "Output", "Request", "Sampling", "Settings", "UserError", "__version__", "load"]
 
 
-def load(name: "str | PathLike[str]", *, require_draft: bool = False, **settings: Any) -> Engine:
-    """Open a model folder or a hub name; `settings` are the fields of `Settings`.
+def load(name: "str | PathLike[str] | None" = None, *, require_draft: bool = False, **settings: Any) -> Engine:
+    """Open a model folder or a hub name; without a name, the small model that comes with the package.
 
-    A model that cannot draft runs plain and every answer says so; with `require_draft` it is refused.
+    `settings` are the fields of `Settings`. A model that cannot draft runs plain and every answer says so; with
+    `require_draft` it is refused.
     """
     chosen = _settings(settings)
 
-    from headlong.checkpoint.checkpoint import open_checkpoint  # these two are slow to import
+    from headlong.checkpoint.checkpoint import open_checkpoint  # these are slow to import
+    from headlong.checkpoint.find import DEFAULT
     from headlong.engine.text import Text
 
-    checkpoint = open_checkpoint(str(name))
+    checkpoint = open_checkpoint(DEFAULT if name is None else name)
     if not checkpoint.head.found or chosen.draft_kind == "none":
         _accept_plain(checkpoint, chosen, require_draft)
     text = Text.from_folder(checkpoint.folder)

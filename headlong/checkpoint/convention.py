@@ -94,5 +94,5 @@ def _by_size(stored: Mapping[str, Stored], sure: bool) -> Norms | None:
 
 
 def _means(stored: Mapping[str, Stored], endings: tuple[str, ...]) -> list[float]:
-    found = [item for name, item in stored.items() if name.endswith(endings) and item.plain]
+    found = [item for name, item in stored.items() if name.endswith(endings) and not item.fault]
     return [float(as_float32(whole(item).read()).mean()) for item in found]

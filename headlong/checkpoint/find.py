@@ -1,17 +1,22 @@
-"""From a name to a folder: one that is here, or one fetched from the Hugging Face Hub."""
+"""From a name to a folder: one that is here, one fetched from the Hugging Face Hub, or the one in the package."""
 
 import re
+from os import PathLike
 from pathlib import Path
 
+from headlong.checkpoint.embedded import embedded
 from headlong.errors import UserError
 
+DEFAULT = "nano"  # the model that comes with the package; a folder of that name is ./nano
 HUB_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt", "mtp/*")
 UNWANTED = ("*.bin", "*.gguf", "*.pt", "*.pth")
 
 
-def find(name: str) -> Path:
-    """The folder of a model. A name of the form org/name or org/name@revision may be fetched."""
+def find(name: str | PathLike[str]) -> Path:
+    """The folder of a model. A text of the form org/name or org/name@revision may be fetched; a path is a path."""
+    if name == DEFAULT:
+        return embedded()
     if not name:
         raise UserError("the model's name is empty: give a model's folder, or a Hugging Face id such as org/name.")
     folder = Path(name).expanduser()
@@ -19,8 +24,8 @@ def find(name: str) -> Path:
         return folder
     if folder.exists():
         raise UserError(f"{name} is a file: give the folder that holds the model's config.json and weights.")
-    match = HUB_NAME.fullmatch(name)
-    if match is None or name.startswith("."):
+    match = HUB_NAME.fullmatch(str(name))
+    if match is None or str(name).startswith("."):
         raise UserError(f"{name} is no folder here: give a model's folder, or a Hugging Face id such as org/name.")
     return _fetch(match["repo"], match["revision"])
 

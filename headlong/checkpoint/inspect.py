@@ -1,6 +1,7 @@
 """What is in a checkpoint, whether it is whole, and what running it takes."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -56,6 +57,7 @@ class Report:
     faulty: tuple[str, ...]  # a sentence for each tensor that is there and cannot be read
     leftover: tuple[str, ...]
     skipped: Mapping[str, int]
+    storage: Mapping[str, int]  # how numbers are stored → how many of the parameters are, most first
     disk_bytes: int
     memory: Mapping[str, Memory]  # by device: cpu, cuda
 
@@ -89,6 +91,7 @@ def inspect(checkpoint: Checkpoint) -> Report:
         faulty=tuple(filter(None, faults)),
         leftover=tuple(name for name in weights if name not in known and not name.startswith(HEAD)),
         skipped=weights.skipped,
+        storage=_storage(checkpoint),
         disk_bytes=sum(path.stat().st_size for path in checkpoint.folder.rglob("*.safetensors")),
         memory={device: _memory(checkpoint, device) for device in ITEM_BYTES},
     )
@@ -106,6 +109,15 @@ def _parameters(config: ModelConfig, head: HeadFacts) -> Parameters:
 
 def _count(shapes: Shapes, prefix: str) -> int:
     return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(prefix))
+
+
+def _storage(checkpoint: Checkpoint) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for name, shape in {**checkpoint.config.expected(), **checkpoint.config.expected_head()}.items():
+        if name in checkpoint.weights and not checkpoint.weights.fault(name, shape):
+            for piece in checkpoint.weights.tensor(name).pieces:
+                counts[piece.stored.kind] += piece.count
+    return dict(counts.most_common())
 
 
 def _memory(checkpoint: Checkpoint, device: str) -> Memory:

@@ -5,14 +5,15 @@ import math
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from headlong.checkpoint.floats import NUMPY_DTYPES, Data
 from headlong.errors import UserError
 
 PLAIN_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-NUMPY_DTYPES = {"bfloat16": np.uint16, "float16": np.float16, "float32": np.float32}  # numpy has no bfloat16
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -26,6 +27,35 @@ LONGEST_HEADER = 100_000_000  # the format's own limit
 AGAIN = "fetch the file again"
 
 
+class Files:
+    """Files that tensors are read from; each is opened once and kept open until the end."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, FileIO] = {}
+
+    def __enter__(self) -> "Files":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def fill(self, path: Path, offset: int, out: Data) -> None:
+        """Fill an array, which must be contiguous, with the bytes at the offset."""
+        if path not in self._open:
+            self._open[path] = path.open("rb", buffering=0)
+        file, buffer = self._open[path], out.reshape(-1).view(np.uint8).data
+        file.seek(offset)
+        done = 0
+        while done < len(buffer):
+            count = file.readinto(buffer[done:])
+            if not count:
+                raise UserError(f"{path} ends {len(buffer) - done:,} bytes before its tensors do: {AGAIN}.")
+            done += count
+
+
 @dataclass(frozen=True)
 class Stored:
     """One tensor in a file: where its bytes are."""
@@ -37,40 +67,30 @@ class Stored:
     offset: int  # from the start of the file
     nbytes: int
     format: str = ""  # the file's own word for who wrote it: "pt", "mlx" or nothing
+    fault: str = ""  # why it cannot be read, in one sentence
 
     @property
-    def plain(self) -> bool:
-        """True when its numbers are the weights themselves, in a float type that is read here."""
-        return self.dtype in PLAIN_DTYPES
+    def reads_as(self) -> str:
+        """The type of what is read: bfloat16, float16 or float32."""
+        return PLAIN_DTYPES[self.dtype]
 
-    def read(self) -> "np.ndarray[Any, Any]":
+    @property
+    def kind(self) -> str:
+        """How its numbers are stored, in words."""
+        return self.reads_as
+
+    def fill(self, files: Files, start: int, out: Data) -> None:
+        """Fill an array with the elements from `start` on."""
+        files.fill(self.path, self.offset + start * out.itemsize, out)
+
+    def read(self) -> Data:
         """The tensor alone. bfloat16 comes as uint16."""
-        if not self.plain:
-            raise UserError(unreadable(self))
-        array = np.empty(self.shape, NUMPY_DTYPES[PLAIN_DTYPES[self.dtype]])
-        with self.path.open("rb", buffering=0) as file:
-            read_into(file, self.path, self.offset, array.reshape(-1).view(np.uint8).data)
+        if self.fault:
+            raise UserError(self.fault)
+        array = np.empty(self.shape, NUMPY_DTYPES[self.reads_as])
+        with Files() as files:
+            self.fill(files, 0, array)
         return array
-
-
-def unreadable(stored: Stored) -> str:
-    """The sentence for a tensor that is not stored as plain floats."""
-    kind = {"U32": "MLX-quantised", "F8_E4M3": "FP8-quantised"}.get(stored.dtype, "probably quantised")
-    return (
-        f"{stored.name} in {stored.path.name} is stored as {stored.dtype} ({kind}), and this version reads bfloat16, "
-        f"float16 and float32: use an unquantised copy of the model."
-    )
-
-
-def read_into(file: FileIO, path: Path, offset: int, buffer: memoryview) -> None:
-    """Fill the buffer with the bytes at the offset."""
-    file.seek(offset)
-    done = 0
-    while done < len(buffer):
-        count = file.readinto(buffer[done:])
-        if not count:
-            raise UserError(f"{path} ends {len(buffer) - done:,} bytes before its tensors do: {AGAIN}.")
-        done += count
 
 
 def read_header(path: Path) -> list[Stored]:
@@ -110,7 +130,17 @@ def _entry(path: Path, name: str, entry: Any, data: int, form: str) -> Stored:
     wanted = math.prod(shape) * BITS[dtype] // 8
     if first < 0 or last - first != wanted:
         raise UserError(f"{path} gives {name} {last - first:,} bytes and its shape wants {wanted:,}: {AGAIN}.")
-    return Stored(name, dtype, shape, path, data + first, wanted, form)
+    fault = "" if dtype in PLAIN_DTYPES else _unreadable(path, name, dtype)
+    return Stored(name, dtype, shape, path, data + first, wanted, form, fault)
+
+
+def _unreadable(path: Path, name: str, dtype: str) -> str:
+    """The sentence for a tensor that is not stored as plain floats."""
+    kind = {"U32": "MLX-quantised", "F8_E4M3": "FP8-quantised"}.get(dtype, "probably quantised")
+    return (
+        f"{name} in {path.name} is stored as {dtype} ({kind}), and this version reads bfloat16, "
+        f"float16 and float32: use an unquantised copy of the model."
+    )
 
 
 def _check_bytes(path: Path, size: int, data: int, found: list[Stored]) -> None:

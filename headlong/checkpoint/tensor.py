@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from io import FileIO
-from typing import Any
 
 import numpy as np
 
-from headlong.checkpoint.safetensors import NUMPY_DTYPES, PLAIN_DTYPES, Stored, read_into, unreadable
+from headlong.checkpoint.floats import NUMPY_DTYPES, Data, Float32, widen
+from headlong.checkpoint.safetensors import Files, Stored
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class Array:
     """What is read: bfloat16 data are uint16, the others numpy's own type."""
 
     dtype: str  # "bfloat16", "float16" or "float32"
-    data: "np.ndarray[Any, Any]"
+    data: Data
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,13 @@ class Tensor:
     fault: str = ""  # why it cannot be read, in one sentence
 
     def read(self) -> Array:
-        dtype = PLAIN_DTYPES[self.pieces[0].stored.dtype]
+        dtype = self.pieces[0].stored.reads_as
         data = np.empty(math.prod(self.shape), NUMPY_DTYPES[dtype])
-        _fill(data.view(np.uint8).data, data.itemsize, self.pieces)
+        done = 0
+        with Files() as files:
+            for piece in self.pieces:
+                piece.stored.fill(files, piece.start, data[done : done + piece.count])
+                done += piece.count
         if self.shift is None:
             return Array(dtype, data.reshape(self.shape))
         shifted = as_float32(Array(dtype, data)) + np.float32(self.shift)
@@ -50,7 +53,7 @@ class Tensor:
 def whole(stored: Stored, shape: tuple[int, ...] | None = None, shift: float | None = None) -> Tensor:
     """A stored tensor as it is, or under a shape with as many elements."""
     piece = Piece(stored, 0, math.prod(stored.shape))
-    return Tensor(stored.shape if shape is None else shape, (piece,), shift, "" if stored.plain else unreadable(stored))
+    return Tensor(stored.shape if shape is None else shape, (piece,), shift, stored.fault)
 
 
 Part = tuple[str, Stored | None, tuple[int, ...]]  # the name, what is stored under it, the shape it must have
@@ -69,13 +72,13 @@ def _part_fault(part: Part, found: list[Stored]) -> str:
     name, stored, wanted = part
     if stored is None:
         return f"the model has no {name}, and config.json asks for it in shape {list(wanted)}: fetch the model again."
-    if not stored.plain:
-        return unreadable(stored)
+    if stored.fault:
+        return stored.fault
     if stored.shape != wanted:
         return wrong_shape(stored.name, stored.shape, wanted)
-    if stored.dtype != found[0].dtype:
+    if stored.reads_as != found[0].reads_as:
         return (
-            f"{stored.name} is {stored.dtype} and {found[0].name} is {found[0].dtype}, where one type is wanted: "
+            f"{stored.name} is {stored.kind} and {found[0].name} is {found[0].kind}, where one type is wanted: "
             f"use a copy of the model saved in one type."
         )
     return ""
@@ -88,25 +91,5 @@ def wrong_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> s
     )
 
 
-def as_float32(array: Array) -> "np.ndarray[Any, np.dtype[np.float32]]":
-    if array.dtype == "bfloat16":  # the upper half of a float32
-        return (array.data.astype(np.uint32) << 16).view(np.float32)
-    return array.data.astype(np.float32, copy=False)
-
-
-def _fill(buffer: memoryview, itemsize: int, pieces: tuple[Piece, ...]) -> None:
-    file: FileIO | None = None
-    done = 0
-    try:
-        for number, piece in enumerate(pieces):
-            path = piece.stored.path
-            if file is None or path != pieces[number - 1].stored.path:
-                if file is not None:
-                    file.close()
-                file = path.open("rb", buffering=0)
-            end = done + piece.count * itemsize
-            read_into(file, path, piece.stored.offset + piece.start * itemsize, buffer[done:end])
-            done = end
-    finally:
-        if file is not None:
-            file.close()
+def as_float32(array: Array) -> Float32:
+    return widen(array.data)

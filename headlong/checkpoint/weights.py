@@ -22,7 +22,8 @@ class Layout:
 
 
 class Weights:
-    """Canonical names to arrays. Norms come absolute, in float32; everything else in the type it is stored in."""
+    """Canonical names to arrays. Norms come absolute, in float32; everything else in the type it is stored in, or in
+    float32 where it is stored quantised."""
 
     def __init__(self, layout: Layout) -> None:
         self.skipped: Mapping[str, int] = layout.skipped

@@ -37,7 +37,12 @@ SAMPLING = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-m", "--model", help="a folder with config.json and safetensors files, or a hub name")
+    parser.add_argument(
+        "-m",
+        "--model",
+        help="a folder with config.json and safetensors files, or a hub name; "
+        "default: nano, the small model that comes with headlong",
+    )
     _add_prompt_arguments(parser.add_argument_group("prompt"))
     _add_text_arguments(parser.add_argument_group("text"))
     _add_draft_arguments(parser.add_argument_group("drafting (changes the speed, never the text)"))
@@ -161,8 +166,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if not args.model:
-        raise UserError("no model was named; name one with -m, a folder or a hub name.")
+    if args.model == "":
+        raise UserError("the model's name is empty; name a folder or a hub name, or leave -m out.")
     if args.raw and args.system is not None:
         raise UserError("--system was given with --raw; a system message needs the chat template, leave one out.")
     if args.require_draft and (args.draft_kind == "none" or args.depth == 0):

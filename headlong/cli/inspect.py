@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from headlong.checkpoint.find import DEFAULT
+
 if TYPE_CHECKING:
     from headlong.checkpoint.inspect import Parameters, Report
 
@@ -16,7 +18,14 @@ SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a model's folder, or a Hugging Face id such as org/name")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=DEFAULT,
+        help="a model's folder, or a Hugging Face id such as org/name; "
+        "default: %(default)s, the small model that comes with headlong",
+    )
     parser.add_argument("--json", action="store_true", help="write the report as JSON")
 
 
@@ -59,6 +68,7 @@ def _rows(report: "Report") -> Iterator[tuple[str, str]]:
     yield "layers", _layers(report)
     yield "context", f"{report.context:,} tokens, vocabulary {report.vocab:,}"
     yield "parameters", _parameters(report.parameters)
+    yield "stored as", _storage(report)
     yield "on disk", f"{_size(report.disk_bytes)}, norms {report.norms or 'unknown'}"
     for device, memory in report.memory.items():
         each = f"{_size(memory.state_per_sequence)} a sequence and {_size(memory.kv_per_token)} a token"
@@ -92,6 +102,13 @@ def _parameters(parameters: "Parameters") -> str:
     parts |= {"LM head": parameters.lm_head, "MTP head": parameters.mtp_head, "active a token": parameters.active}
     told = ", ".join(f"{label} {_amount(count)}" for label, count in parts.items() if count)
     return f"{_amount(parameters.total)}: {told}"
+
+
+def _storage(report: "Report") -> str:
+    if len(report.storage) < 2:
+        return next(iter(report.storage), "unknown")
+    total = sum(report.storage.values())
+    return "; ".join(f"{kind}: {count / total:.1%}" for kind, count in report.storage.items())
 
 
 def _names(label: str, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:

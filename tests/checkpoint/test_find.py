@@ -1,10 +1,12 @@
 """Names to folders: here, in the cache, or on the Hub, with the network replaced."""
 
+from pathlib import Path
+
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from headlong.checkpoint.find import find
+from headlong.checkpoint.find import DEFAULT, find
 
 
 @pytest.fixture
@@ -45,6 +47,16 @@ def test_no_such_folder(refused, name):
 
 def test_no_name(refused):
     assert "empty" in refused(find, "")
+
+
+def test_the_default_is_the_one_in_the_package(tmp_path, monkeypatch):
+    """A folder of that name is reached by a path."""
+    monkeypatch.setattr("headlong.checkpoint.find.embedded", lambda: tmp_path / "package")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / DEFAULT).mkdir()
+    assert find(DEFAULT) == tmp_path / "package"
+    for name in (f"./{DEFAULT}", Path(DEFAULT), tmp_path / DEFAULT):
+        assert find(name).resolve() == tmp_path / DEFAULT
 
 
 def test_file_instead_of_folder(tmp_path, refused):

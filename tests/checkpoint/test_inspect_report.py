@@ -11,6 +11,7 @@ from headlong.checkpoint.inspect import inspect
 from headlong.cli import inspect as command
 from headlong.errors import UserError
 from tests import tiny
+from tests.quantised import quantise
 
 
 def report(folder):
@@ -53,6 +54,32 @@ def test_memory(tmp_path, tied):
     assert found.memory["cpu"].weights == 2 * (numbers - small) + 4 * small + table
     assert found.memory["cuda"].kv_per_token == 2 * 2 * (2 * 2 * 16)  # one layer and the head
     assert found.memory["cpu"].state_per_sequence == 3 * 4 * (4 * 16 * 16 + 9 * 4 * (16 + 16 + 1) + 128 * (3 + 9))
+
+
+def test_a_quantised_model_is_counted_by_its_weights(tmp_path, capsys):
+    plain = report(tiny.write(tmp_path / "plain", "moe", dtype="bfloat16"))
+    folder = tiny.write(tmp_path / "packed", "moe", dtype="bfloat16")
+    packed = report(quantise(folder, others={"mlp.gate": 4, "lm_head": False}))
+    assert packed.whole
+    assert packed.parameters == plain.parameters
+    assert packed.head.parameters == plain.head.parameters
+    assert packed.disk_bytes < plain.disk_bytes
+    assert packed.memory["cuda"] == plain.memory["cuda"]
+    # On a CPU what was quantised has four bytes; the LM head still has two.
+    quantised = packed.storage["8-bit affine, groups of 8"] + packed.storage["4-bit affine, groups of 8"]
+    assert packed.memory["cpu"].weights == plain.memory["cpu"].weights + 2 * quantised
+    assert sum(packed.storage.values()) == packed.parameters.total
+    assert packed.storage["4-bit affine, groups of 8"] == 5 * 6 * 32
+    assert list(packed.storage) == sorted(packed.storage, key=packed.storage.get, reverse=True)
+    text = " ".join(shown(capsys, folder).split())
+    assert "8-bit affine, groups of 8: 9" in text
+    assert "%; bfloat16: " in text
+
+
+def test_how_plain_models_are_stored(tmp_path, capsys):
+    folder = tiny.write(tmp_path)
+    assert list(report(folder).storage) == ["float32"]
+    assert "stored as float32 on disk" in " ".join(shown(capsys, folder).split())
 
 
 def test_broken_model_is_still_described(tmp_path, edit_tensors, capsys):

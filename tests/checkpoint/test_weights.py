@@ -170,21 +170,6 @@ def test_one_tensor_under_two_names(tmp_path, refused, edit_tensors):
     assert "model.norm.weight" in refused(open_checkpoint, str(tmp_path))
 
 
-def test_mlx_quantised(tmp_path, refused, edit_tensors):
-    tiny.write(tmp_path, storage="mlx")
-    name = "language_model.model.layers.3.self_attn.k_proj"
-
-    def quantise(tensors):
-        tensors[f"{name}.weight"] = torch.zeros(32, 4, dtype=torch.uint32)
-        tensors[f"{name}.scales"] = torch.zeros(32, 1)
-        tensors[f"{name}.biases"] = torch.zeros(32, 1)
-
-    edit_tensors(tmp_path / "model.safetensors", quantise, "mlx")
-    weights = open_checkpoint(str(tmp_path)).weights
-    assert weights.skipped == {"quantisation scales": 2}
-    assert "MLX-quantised" in refused(weights.read, "layers.3.self_attn.k_proj.weight", (32, 32))
-
-
 def test_fp8_quantised_experts(tmp_path, refused, edit_tensors):
     tiny.write(tmp_path, "next")
 

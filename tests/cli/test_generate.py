@@ -60,7 +60,8 @@ def test_without_drafts_the_reason_is_given(command):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ([], "no model was named; name one with -m, a folder or a hub name."),
+        ([], "the prompt is empty; give some text with -p or on standard input."),
+        (["-m", "", "-p", "x"], "the model's name is empty; name a folder or a hub name, or leave -m out."),
         (["-m", "m", "-p", ""], "the prompt is empty; give some text with -p or on standard input."),
         (["-m", "m"], "the prompt is empty; give some text with -p or on standard input."),
         (["-m", "m", "-p", "x", "--temp", "-1"], "temperature is -1.0; it must be between 0 and 100."),
@@ -113,6 +114,11 @@ def test_requiring_drafts_and_turning_them_off_exits_3(command, off):
     ran = command("generate", "-m", "m", "-p", "x", "--require-draft", *off)
     assert ran.code == 3
     assert "drafting is turned off" in ran.err
+
+
+def test_without_a_model_none_is_named(command, engines):
+    assert command("generate", "-p", "hello").code == 0
+    assert engines[0].name is None
 
 
 def test_the_defaults_are_those_of_the_dataclasses(generate, engines):

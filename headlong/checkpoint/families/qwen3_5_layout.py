@@ -93,8 +93,9 @@ def _unneeded(name: str, names: Mapping[str, Stored], dims: Dims) -> str:
         return "tied lm_head"
     for ending in COMPANIONS:
         if name.endswith(ending):
-            weight = names.get(f"{name.removesuffix(ending)}.weight")
-            if weight is not None and not weight.plain:
+            module = name.removesuffix(ending)
+            weight = names.get(f"{module}.weight") or names.get(module)
+            if weight is not None and weight.fault:
                 return "quantisation scales"
     return ""
 
