@@ -1,12 +1,12 @@
-"""Answer a few prompts together: python examples/generate.py MODEL"""
+"""Answer a few prompts together: python examples/generate.py [MODEL]"""
 
 import sys
 
 import headlong
 
-PROMPTS = ["The capital of France is", "Ten prime numbers: 2, 3, 5,", "def fibonacci(n):"]
+PROMPTS = ["import json\n\n\ndef read_json(path):\n", "The file is opened when", "class Stack:\n"]
 
-engine = headlong.load(sys.argv[1])
+engine = headlong.load(*sys.argv[1:2])
 for prompt, output in zip(PROMPTS, engine.generate(PROMPTS, max_tokens=64), strict=True):
     drafting = output.speculative
     print(f"{prompt}{output.text}")
