@@ -39,8 +39,16 @@ class Needs:
             rejection=drawn and sampling.seed is None,
         )
 
+    @property
+    def nothing(self) -> bool:
+        """Whether scores are the logits as they are, and the best of them is the token."""
+        return self == NOTHING
+
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(*(a or b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+NOTHING = Needs()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from torch import Tensor
 from headlong.backends.torch.cache import Cache
 from headlong.backends.torch.chain import Chain, Needs, Seen
 from headlong.backends.torch.kernels import noise
+from headlong.backends.torch.kernels.pick import best, last_kept
 from headlong.backends.torch.models.base import Head
+from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.step import Prefill, Window
 
 
@@ -56,30 +58,38 @@ class HeadDrafter:
 
     def __init__(self, head: Head, cache: Cache, chain: Chain) -> None:
         self.head, self.cache, self.chain = head, cache, chain
+        self.feed = Taped(self._feed)
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
         self.head(hidden, tokens, step)
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
-        step = Window(self.cache, feed.rows, feed.starts, feed.tokens.shape[1], feed.kept)
-        hidden = self.head(feed.hidden.flatten(0, 1), feed.tokens.flatten(), step).view(feed.hidden.shape)
-        last = (feed.kept - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        hidden = hidden.gather(1, last)[:, 0]  # [B, H]
-        wanted = torch.tensor(depths, device=hidden.device)
-        drafts = feed.tokens.new_empty(len(feed.rows), 0)
-        probs: list[Tensor] = []
-        for j in range(max(depths)):
-            if j:
-                step = Window(self.cache, feed.rows, feed.lengths + j - 1, 1, (wanted > j).long())
-                hidden = self.head(hidden, drafts[:, -1], step)
-            token, share = self._pick(self.head.logits(hidden), feed, drafts)
+        hidden, logits = self.feed(feed.rows, feed.index, feed.starts, feed.kept, feed.hidden, feed.tokens)
+        wanted, lengths = torch.tensor(depths, device=hidden.device), feed.lengths
+        token, share = self._pick(logits, feed, feed.tokens[:, :0])
+        drafts, probs = token, [share]
+        for j in range(1, max(depths)):
+            pair = (hidden[:, None], token)
+            hidden, logits = self.feed(feed.rows, feed.index, lengths + j - 1, (wanted > j).long(), *pair)
+            token, share = self._pick(logits, feed, drafts)
             drafts = torch.cat([drafts, token], 1)
             probs.append(share)
         return Proposal(drafts, torch.stack(probs, 1) if feed.needs.rejection else None)
 
+    def _feed(
+        self, rows: list[int], index: Tensor, starts: Tensor, widths: Tensor, hidden: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Pairs [B, W, H] and [B, W], of which `widths` count -> the output at the last of them, and its logits."""
+        step = Window(self.cache, rows, index, starts, widths, tokens.shape[1])
+        out = self.head(hidden.flatten(0, 1), tokens.flatten(), step)
+        last = last_kept(out.view(hidden.shape), widths)
+        return last, self.head.logits(last)
+
     def _pick(self, logits: Tensor, feed: Feed, drafts: Tensor) -> tuple[Tensor, Tensor]:
         """One draft [B, 1] from logits [B, V], through the target's own chain, and its distribution [B, V]."""
         chain, needs = self.chain, feed.needs
+        if needs.nothing:
+            return best(logits)[:, None], logits
         position = (feed.lengths + drafts.shape[1] + 1)[:, None]
         seen = Seen(drafts, torch.ones_like(drafts, dtype=torch.bool)[:, None])
         scores = chain.apply(logits[:, None], feed.index, needs, position, seen)
@@ -89,7 +99,7 @@ class HeadDrafter:
             stream = torch.where(chain.coupled[feed.index, None], noise.TARGET, noise.DRAFT)
             gumbel = noise.gumbel(chain.seed[feed.index], stream, position, scores.shape[-1])
             scores = scores + gumbel * chain.drawn[feed.index, None, None]
-        return scores.argmax(-1), share
+        return best(scores), share
 
 
 class Right:

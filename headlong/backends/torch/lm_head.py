@@ -11,7 +11,7 @@ class DraftHead:
 
     def __init__(self, matrix: Tensor, exact: Weight) -> None:
         lib = library() if matrix.device.type == "cpu" else None
-        self.weight = Int8Weight(matrix, lib) if lib else exact
+        self.weight = Int8Weight(lib, len(matrix), [matrix]) if lib else exact
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, H] -> [N, vocab], float32."""

@@ -1,9 +1,13 @@
 """A checkpoint's arrays as tensors of the device and dtype the model runs in."""
 
+import copy
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.kernels.linear import Weight
+from headlong.backends.torch.kernels.linear import Int8Weight, Weight
+from headlong.backends.torch.native import huge
 from headlong.backends.torch.native.library import library
 from headlong.checkpoint.weights import Array, Weights
 
@@ -11,12 +15,21 @@ from headlong.checkpoint.weights import Array, Weights
 class Loader:
     """Reads the tensors of one module, one at a time, so that few are in memory twice."""
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
-        self.weights, self.dtype, self.device, self.prefix = weights, dtype, device, prefix
-        self.keep_halves = device.type == "cpu" and library() is not None
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self.weights, self.dtype, self.device = weights, dtype, device
+        self.prefix, self.drafts = "", False
+        self.native = library() if device.type == "cpu" else None
 
     def under(self, prefix: str) -> "Loader":
-        return Loader(self.weights, self.dtype, self.device, f"{self.prefix}{prefix}.")
+        inner = copy.copy(self)
+        inner.prefix = f"{self.prefix}{prefix}."
+        return inner
+
+    def for_drafts(self) -> "Loader":
+        """Drafts decide nothing, so where there is a kernel for it 8 bits a weight are worth their last digits."""
+        inner = copy.copy(self)
+        inner.drafts = True
+        return inner
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """In the model's dtype unless told otherwise."""
@@ -34,12 +47,34 @@ class Loader:
         return self.ready(self.stored(name, *shape))
 
     def ready(self, matrix: Tensor) -> Tensor:
-        return matrix if self.keep_halves and matrix.dtype == torch.bfloat16 else matrix.to(self.dtype)
+        return matrix if self.native and matrix.dtype == torch.bfloat16 else matrix.to(self.dtype)
 
-    def linear(self, columns: int, **rows: int) -> Weight:
+    def linear(self, columns: int, **rows: int) -> Weight | Int8Weight:
         """Matrices that share their input, stacked into one: name=rows for each, in order."""
-        parts = [self.matrix(f"{name}.weight", count, columns) for name, count in rows.items()]
-        return Weight(parts[0] if len(parts) == 1 else torch.cat(parts))
+        # One at a time: what was read is let go before the next is.
+        parts = (self.matrix(f"{name}.weight", count, columns) for name, count in rows.items())
+        return self.weight(sum(rows.values()), parts)
+
+    def weight(self, rows: int, parts: Iterable[Tensor]) -> Weight | Int8Weight:
+        """Matrices that share their input, stacked: so many rows in all."""
+        if self.native and self.drafts:
+            return Int8Weight(self.native, rows, parts)
+        return Weight(self.settled(rows, parts))
+
+    def settled(self, rows: int, parts: Iterable[Tensor]) -> Tensor:
+        """Stacked where rounds read fastest."""
+        if self.native is None:
+            read = list(parts)
+            return read[0] if len(read) == 1 else torch.cat(read)
+        together, done = None, 0
+        for part in parts:
+            if together is None:
+                together = huge.empty((rows, part.shape[1]), part.dtype)
+            together = together.to(torch.promote_types(together.dtype, part.dtype))
+            together[done : done + len(part)] = part
+            done += len(part)
+        assert together is not None
+        return together
 
 
 def _tensor(array: Array) -> Tensor:

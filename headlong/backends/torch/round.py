@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.accept import Trial, Verdict, accept
+from headlong.backends.torch.accept import Draws, Trial, Verdict, accept
 from headlong.backends.torch.cache import Cache
 from headlong.backends.torch.chain import Chain, Needs, Seen
 from headlong.backends.torch.drafters import Drafter, Feed
 from headlong.backends.torch.models.base import Model
+from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.step import Prefill, Window
 from headlong.engine.request import Chunk, Kept, RowPlan
 from headlong.settings import MAX_DEPTH
@@ -44,6 +45,7 @@ class Rounds:
         self.last = torch.zeros(rows, dtype=torch.long, device=device)
         self.drafts = torch.zeros(rows, MAX_DEPTH, dtype=torch.long, device=device)
         self.draft_probs: Tensor | None = None
+        self.verify = Taped(self._verify)
 
     def start(self, row: int, last: int) -> None:
         self.length[row] = 0
@@ -72,10 +74,7 @@ class Rounds:
         starts = self.length[index]
 
         window = torch.cat([self.last[index, None], self.drafts[index, : width - 1]], 1)
-        step = Window(self.cache, rows, starts, width, verify + 1)
-        hidden = self.model(window.flatten(), step)
-        logits = self.model.logits(hidden, step).unflatten(0, (len(rows), width))
-
+        hidden, logits = self.verify(rows, index, starts, window, verify + 1)
         verdict = accept(self._trial(logits, window, index, starts, verify, needs), needs)
         self._commit(index, verdict)
         for row in rows:
@@ -83,23 +82,31 @@ class Rounds:
 
         depths = [row.draft for row in plan]
         if any(depths):
-            hidden = hidden.unflatten(0, (len(rows), width))
             self._draft(Feed(rows, index, starts, hidden, verdict.tokens, verdict.kept, needs), depths)
         return RoundHandle(plan, verdict)
+
+    def _verify(
+        self, rows: list[int], index: Tensor, starts: Tensor, window: Tensor, widths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Windows [B, W] -> hidden [B, W, H] and logits [B, W, V]."""
+        step = Window(self.cache, rows, index, starts, widths, window.shape[1])
+        hidden = self.model(window.flatten(), step)
+        return hidden.view(*window.shape, -1), self.model.logits(hidden, step).view(*window.shape, -1)
 
     def _trial(
         self, logits: Tensor, window: Tensor, index: Tensor, starts: Tensor, verify: Tensor, needs: Needs
     ) -> Trial:
-        offset = torch.arange(window.shape[1], device=window.device)
+        if needs.nothing:
+            return Trial(logits, window, verify)
+        offset = self.cache.counting[: window.shape[1]]
         positions = starts[:, None] + offset + 1
         # Position j has the drafts 1 .. j before it.
         before = (offset[1:] <= offset[:, None]).expand(len(index), -1, -1)
         scores = self.chain.apply(logits, index, needs, positions, Seen(window[:, 1:], before))
         probs = self._probs()[index, : window.shape[1] - 1] if needs.rejection else None
         chain = self.chain
-        return Trial(
-            scores, window, positions, verify, chain.seed[index], chain.coupled[index], chain.drawn[index], probs
-        )
+        draws = Draws(positions, chain.seed[index], chain.coupled[index], chain.drawn[index], probs)
+        return Trial(scores, window, verify, draws)
 
     def _commit(self, index: Tensor, verdict: Verdict) -> None:
         self.length[index] += verdict.kept

@@ -9,12 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.cache import SPARE_PAGE, Cache
+from headlong.backends.torch.cache import MAX_WIDTH, SPARE_PAGE, Cache
 from headlong.backends.torch.kernels import gated_delta
 from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention
 from headlong.backends.torch.kernels.experts import Experts, experts, window_experts
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
-from headlong.backends.torch.kernels.linear import Weight, linear
+from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear
+from headlong.backends.torch.native.library import Kernels, library
 
 
 class Step(Protocol):
@@ -22,7 +23,7 @@ class Step(Protocol):
 
     positions: Tensor  # [N]
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         """x [N, in] -> [N, out]."""
 
     def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
@@ -38,20 +39,39 @@ class Step(Protocol):
 class Window:
     """Rows [B] with W tokens each from their own starts; row b's tokens past its width are padding."""
 
-    def __init__(self, cache: Cache, rows: list[int], starts: Tensor, width: int, widths: Tensor) -> None:
+    def __init__(
+        self, cache: Cache, rows: list[int], index: Tensor, starts: Tensor, widths: Tensor, width: int
+    ) -> None:
+        """The rows' numbers are given to the host and, as a tensor, to the device."""
         self.cache, self.width = cache, width
-        index = torch.tensor(rows, device=cache.device)
-        offset = cache.counting[:width]
+        lib = library() if cache.device.type == "cpu" else None
+        self.places, self.kept = (
+            self._place_native(lib, index, starts, widths) if lib else self._place(rows, index, starts, widths)
+        )
+        self.positions = self.places.positions
+
+    def _place(self, rows: list[int], index: Tensor, starts: Tensor, widths: Tensor) -> tuple[Places, Kept]:
+        cache = self.cache
+        offset = cache.counting[: self.width]
         positions = starts[:, None] + offset  # [B, W]
         table = cache.table[index]
         page_index = (positions // cache.limits.page).clamp_(max=table.shape[1] - 1)
         write_pages = torch.where(offset < widths[:, None], table.gather(1, page_index), SPARE_PAGE)
         read_pages = table[:, : max(cache.owned[row] for row in rows)].contiguous()
-        self.positions = positions.flatten()
-        self.places = Places(self.positions, write_pages.flatten(), read_pages, width)
-        self.kept = Kept(index, cache.kept[index], max(cache.widths[row] for row in rows))
+        places = Places(positions.flatten(), write_pages.flatten(), read_pages, self.width)
+        return places, Kept(index, cache.kept[index], max(cache.widths[row] for row in rows))
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def _place_native(self, lib: Kernels, index: Tensor, starts: Tensor, widths: Tensor) -> tuple[Places, Kept]:
+        """Of a row the whole table is read, so that nothing depends on the host's knowledge of it."""
+        cache, batch, pages = self.cache, len(index), self.cache.table.shape[1]
+        positions, write_pages = index.new_empty(batch * self.width), index.new_empty(batch * self.width)
+        read_pages, counts = index.new_empty(batch, pages), index.new_empty(batch)
+        tensors = (positions, write_pages, read_pages, counts, index, starts, widths, cache.table, cache.kept)
+        sizes = (batch, self.width, cache.limits.page, pages, SPARE_PAGE)
+        lib.place(*(t.data_ptr() for t in tensors), *sizes)
+        return Places(positions, write_pages, read_pages, self.width), Kept(index, counts, MAX_WIDTH)
+
+    def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         return linear(x, weight)
 
     def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
@@ -72,7 +92,7 @@ class Prefill:
         self.positions = torch.arange(start, self.end, device=cache.device)
         self.table = cache.table[row, : -(-self.end // cache.limits.page)]
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         return weight.multiply(x)
 
     def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:

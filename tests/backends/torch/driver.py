@@ -4,10 +4,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.accept import Trial
 from headlong.backends.torch.backend import TorchBackend
 from headlong.backends.torch.drafters import Drafter, Feed, Proposal, Right
 from headlong.checkpoint.checkpoint import open_checkpoint
@@ -92,15 +94,15 @@ class Driver:
         self.length: dict[int, int] = {}
         self.jobs: dict[int, Job] = {}
         self.traces: dict[int, Trace] = {}
-        self._applied: list[tuple[Tensor, Tensor]] = []
-        chain, apply = backend.rounds.chain, backend.rounds.chain.apply
+        self._judged: tuple[Tensor, Tensor]  # what the target said in the last round, before and after the chain
+        put_on_trial = backend.rounds._trial
 
-        def recorded(logits: Tensor, *rest: object) -> Tensor:
-            scores = apply(logits, *rest)
-            self._applied.append((logits.clone(), scores.clone()))
-            return scores
+        def recorded(logits: Tensor, *rest: Any) -> Trial:
+            trial = put_on_trial(logits, *rest)
+            self._judged = logits.clone(), trial.scores.clone()
+            return trial
 
-        chain.apply = recorded
+        backend.rounds._trial = recorded
 
     def start(self, row: int, job: Job) -> None:
         self.jobs[row], self.traces[row] = job, Trace()
@@ -122,9 +124,8 @@ class Driver:
 
     def round(self, rows: Sequence[int]) -> None:
         plan = [self._plan(row) for row in rows]
-        self._applied.clear()
         results = self.backend.round(plan).result()
-        logits, scores = self._applied[0]  # what follows is the drafter's
+        logits, scores = self._judged
         for b, result in enumerate(results):
             trace, kept = self.traces[result.row], len(result.tokens)
             assert 1 <= kept <= plan[b].verify + 1

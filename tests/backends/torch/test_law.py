@@ -263,11 +263,11 @@ def redraw_from_p(monkeypatch):
     """After a rejection a fresh draw from p, as if the residual did not matter."""
     rejection = accept._rejection
 
-    def careless(trial):
-        accepted, _ = rejection(trial)
+    def careless(trial, draws):
+        accepted, _ = rejection(trial, draws)
         p = trial.scores.softmax(-1).gather(1, accepted[:, None, None].expand(-1, 1, trial.scores.shape[-1]))[:, 0]
-        position = trial.positions.gather(1, accepted[:, None])
-        gumbel = noise.gumbel(trial.seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
+        position = draws.positions.gather(1, accepted[:, None])
+        gumbel = noise.gumbel(draws.seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
         return accepted, (p.log() + gumbel).argmax(-1)
 
     monkeypatch.setattr(accept, "_rejection", careless)

@@ -11,12 +11,12 @@ import pytest
 from headlong.backends.torch.native.library import library
 from tests import tiny
 
-MOST = 1.2  # peak while loading, in bytes of weights held afterwards
+MOST = 1.2  # peak while loading, in bytes of weights: as held afterwards, or as stored where a head in 8 bits is less
 SIZES = {"hidden_size": 768, "num_hidden_layers": 4, "head_dim": 64}
 EXPERTS = {"num_experts": 24, "moe_intermediate_size": 192, "vocab_size": 8000}
 MODELS = {
-    "dense-bfloat16": ("dense", {"dtype": "bfloat16", "vocab_size": 24000, "intermediate_size": 3072}),
-    "dense-float32": ("dense", {"dtype": "float32", "vocab_size": 8000, "intermediate_size": 3072}),
+    "dense-bfloat16": ("dense", {"dtype": "bfloat16", "vocab_size": 40000, "intermediate_size": 3072}),
+    "dense-float32": ("dense", {"dtype": "float32", "vocab_size": 16000, "intermediate_size": 3072}),
     "tied-bfloat16": ("dense", {"dtype": "bfloat16", "vocab_size": 60000, "intermediate_size": 2048, "tied": True}),
     "packed-bfloat16": ("moe", {"dtype": "bfloat16", **EXPERTS}),
     "per-expert-float32": ("moe", {"dtype": "float32", "experts": "per_expert", **EXPERTS}),
@@ -98,14 +98,15 @@ def cost_of(tmp_path_factory):
 def test_peak_memory(cost_of, name):
     cost = cost_of(name)
     assert cost.stored > 80e6, "too small to measure"
-    assert cost.held >= cost.stored * 0.99
+    assert cost.held >= cost.stored * 0.85  # the head may be kept in 8 bits
     assert cost.grown >= cost.held * 0.99, "that cannot be all"
-    assert cost.grown <= MOST * cost.held, f"{cost.grown / cost.held:.2f} times the weights"
+    weights = max(cost.held, cost.stored)
+    assert cost.grown <= MOST * weights, f"{cost.grown / weights:.2f} times the weights"
 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler")
 @pytest.mark.parametrize("name", ["dense-bfloat16", "tied-bfloat16", "packed-bfloat16", "next-bfloat16"])
 def test_bfloat16_stays_bfloat16(cost_of, name):
     cost = cost_of(name)
-    assert cost.sizes["torch.bfloat16"] > 0.99 * cost.stored
+    assert cost.sizes["torch.bfloat16"] > 0.85 * cost.stored  # all but the head
     assert cost.sizes["torch.float32"] < 0.02 * cost.stored

@@ -118,7 +118,7 @@ class Feeder:
         widths = torch.tensor([len(mine) for mine in tokens.values()])
         starts = torch.tensor([self.length[row] for row in rows])
         padded = torch.tensor([mine + [0] * (width - len(mine)) for mine in tokens.values()])
-        step = Window(self.cache, rows, starts, width, widths)
+        step = Window(self.cache, rows, torch.tensor(rows), starts, widths, width)
         logits = self.model.logits(self.model(padded.flatten(), step), step).unflatten(0, (len(rows), width))
         for row, mine in zip(rows, logits, strict=True):
             self.logits[row] += mine[: kept[row]]

@@ -1,7 +1,7 @@
 """Attention of windows over paged K/V, and of a prompt chunk over its own past."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,10 +23,15 @@ class Pages:
 
     keys: Tensor
     values: Tensor
+    _native: dict[int, _NativePages] = field(default_factory=dict)
 
-    def native(self, heads: int) -> _NativePages:
-        _, kv_heads, page, dim = self.keys.shape
-        return _NativePages(self.keys.data_ptr(), self.values.data_ptr(), kv_heads, heads, dim, page)
+    def native(self, heads: int) -> int:
+        """The address of what the kernels know of it."""
+        if heads not in self._native:
+            _, kv_heads, page, dim = self.keys.shape
+            sizes = (kv_heads, heads, dim, page)
+            self._native[heads] = _NativePages(self.keys.data_ptr(), self.values.data_ptr(), *sizes)
+        return ctypes.addressof(self._native[heads])
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,9 @@ def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tens
     out = q.new_empty(q.shape)
     rows, table = places.read_pages.shape
     tensors = (t.data_ptr() for t in (out, q, k, v))
+    strides = (t.stride(0) for t in (q, k, v))
     where = (t.data_ptr() for t in (places.write_pages, places.positions, places.read_pages))
-    layer = ctypes.byref(pages.native(q.shape[1]))
-    lib.attend(layer, *tensors, q.stride(0), k.stride(0), v.stride(0), *where, table, rows, places.width)
+    lib.attend(pages.native(q.shape[1]), *tensors, *strides, *where, table, rows, places.width)
     return out
 
 

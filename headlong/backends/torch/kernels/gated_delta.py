@@ -75,13 +75,14 @@ class Memory:
     inputs: Tensor  # [R, K - 1 + X, C]: the convolution's inputs, those before the last window first
     _native: list[_NativeDelta] = field(default_factory=list)
 
-    def native(self, delta: Delta) -> _NativeDelta:
+    def native(self, delta: Delta) -> int:
+        """The address of what the kernels know of it and of its layer."""
         if not self._native:
             tensors = (self.states, self.waiting, self.inputs, delta.conv, delta.decay, delta.dt_bias, delta.norm)
             sizes = (delta.heads, delta.key_heads, delta.key_dim, delta.value_dim, len(delta.conv))
             pointers = (t.data_ptr() for t in tensors)
             self._native.append(_NativeDelta(*pointers, *sizes, self.waiting.shape[1], delta.eps))
-        return self._native[0]
+        return ctypes.addressof(self._native[0])
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def window(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, width: i
     batch = len(kept.rows)
     out = projected.new_empty(batch * width, delta.heads * delta.value_dim)
     tensors = (t.data_ptr() for t in (out, projected, kept.rows, kept.counts))
-    lib.delta_window(ctypes.byref(memory.native(delta)), *tensors, batch, width, projected.stride(0))
+    lib.delta_window(memory.native(delta), *tensors, batch, width, projected.stride(0))
     return out
 
 

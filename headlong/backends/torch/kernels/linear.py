@@ -1,11 +1,12 @@
 """Linear layers whose rows do not see each other: a row's bits are the same whatever stands in the other rows."""
 
-import ctypes
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.native.library import library
+from headlong.backends.torch.native import huge
+from headlong.backends.torch.native.library import Kernels, library
 
 FIXED_TILE = 16  # rows in one call where a library's bits depend on how many rows there are
 PROBED_ROWS = (3, 4, 9, 17)
@@ -35,9 +36,11 @@ class Weight:
         return torch.nn.functional.linear(x, self.matrix.to(x.dtype))
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
+def linear(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
     """x [N, in] -> [N, out], each row as if it were alone."""
     rows = x.shape[0]
+    if isinstance(weight, Int8Weight):
+        return weight.multiply(x)
     if weight.native:
         return _native(x.contiguous(), weight, weight.native)
     if weight.rows_agree:
@@ -47,7 +50,7 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     return torch.cat([weight.multiply(tile) for tile in padded.split(FIXED_TILE)])[:rows]
 
 
-def _native(x: Tensor, weight: Weight, lib: ctypes.CDLL) -> Tensor:
+def _native(x: Tensor, weight: Weight, lib: Kernels) -> Tensor:
     rows, size, out = x.shape[0], weight.in_features, weight.out_features
     y = x.new_empty(rows, out)
     half = weight.matrix.dtype == torch.bfloat16
@@ -69,24 +72,29 @@ def _probe(weight: Weight) -> bool:
 
 
 class Int8Weight:
-    """A copy of a matrix in 8 bits with one scale a row, for products that need not be exact."""
+    """A copy of a matrix in 8 bits with one scale a row, for products that need not be exact. The tokens are rounded to
+    8 bits as well, with a scale for each 64 of them: then a product is as fast as its bytes arrive."""
 
-    def __init__(self, matrix: Tensor, lib: ctypes.CDLL) -> None:
-        self.lib, (self.out_features, size) = lib, matrix.shape
-        self.in_features = -(-size // 64) * 64
-        self.codes = torch.zeros(self.out_features, self.in_features, dtype=torch.int8)
-        self.scales = torch.empty(self.out_features)
-        # A few rows at a time, or the largest matrix of a model would be in memory twice.
-        parts = (self.codes.split(4096), matrix.split(4096), self.scales.split(4096))
-        for codes, rows, scales in zip(*parts, strict=True):
-            torch.div(rows.abs().amax(1).float(), 127, out=scales).clamp_(min=1e-30)
-            codes[:, :size] = (rows.float() / scales[:, None]).round_()
+    def __init__(self, lib: Kernels, rows: int, matrices: Iterable[Tensor]) -> None:
+        """Of matrices that share their input, stacked: so many rows in all."""
+        self.lib, self.out_features = lib, rows
+        self.scales = torch.empty(rows)
+        done = 0
+        for matrix in matrices:
+            size = matrix.shape[1]
+            if not done:
+                self.in_features = -(-size // 64) * 64
+                self.codes = huge.empty((rows, self.in_features), torch.uint8).fill_(128)  # 128 stands for 0
+            for part in matrix.split(256):  # or the largest matrix of a model would be in memory twice
+                codes, scales = self.codes[done : done + len(part)], self.scales[done : done + len(part)]
+                torch.div(part.abs().amax(1).float(), 127, out=scales).clamp_(min=1e-30)
+                codes[:, :size] = (part.float() / scales[:, None]).round_().add_(128)
+                done += len(part)
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [N, in] -> [N, out], float32."""
-        rows = x.shape[0]
-        x = torch.nn.functional.pad(x, (0, self.in_features - x.shape[1])).contiguous()
+        x, (rows, size) = x.contiguous(), x.shape
         y = x.new_empty(rows, self.out_features)
         pointers = (t.data_ptr() for t in (y, x, self.codes, self.scales))
-        self.lib.linear_int8(*pointers, rows, self.in_features, self.out_features)
+        self.lib.linear_int8(*pointers, rows, size, self.in_features, self.out_features)
         return y

@@ -29,6 +29,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale * weight).to(x.dtype)
 
 
+def pair_norm(first: Tensor, second: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norms of two [N, size] side by side, [N, 2 size]; weight [2, size]."""
+    lib = library(first, second)
+    if lib is None:
+        return rms_norm(torch.stack([first, second], 1), weight, eps).flatten(1)
+    first, second, (rows, size) = first.contiguous(), second.contiguous(), first.shape
+    y = first.new_empty(rows, 2 * size)
+    lib.pair_norm(*(t.data_ptr() for t in (y, first, second, weight)), rows, size, eps)
+    return y
+
+
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 

@@ -10,7 +10,8 @@ from headlong.backends.torch.cache import CacheShape
 from headlong.backends.torch.kernels.experts import Experts, route
 from headlong.backends.torch.kernels.gated_delta import Delta
 from headlong.backends.torch.kernels.linear import Weight
-from headlong.backends.torch.kernels.norm import add_norm, gated, rms_norm, swiglu
+from headlong.backends.torch.kernels.norm import add_norm, gated, pair_norm, swiglu
+from headlong.backends.torch.kernels.pick import embed
 from headlong.backends.torch.kernels.rope import Rope
 from headlong.backends.torch.lm_head import DraftHead
 from headlong.backends.torch.loader import Loader
@@ -29,7 +30,8 @@ class Attention:
         query_gate = loader.matrix("q_proj.weight", 2 * self.queries * d, h).view(self.queries, 2, d, h)
         key = loader.matrix("k_proj.weight", self.keys * d, h)
         value = loader.matrix("v_proj.weight", self.keys * d, h)
-        self.qkvg = Weight(torch.cat([query_gate[:, 0].reshape(-1, h), key, value, query_gate[:, 1].reshape(-1, h)]))
+        parts = (query_gate[:, 0].reshape(-1, h), key, value, query_gate[:, 1].reshape(-1, h))
+        self.qkvg = loader.weight(2 * (self.queries + self.keys) * d, parts)
         self.o_proj = loader.linear(self.queries * d, o_proj=h)
         q_norm, k_norm = loader.norm("q_norm", d), loader.norm("k_norm", d)
         self.qk_norm = torch.cat([q_norm.expand(self.queries, d), k_norm.expand(self.keys, d)])  # [A + K, D]
@@ -121,8 +123,9 @@ class Qwen35:
         self.dtype, self.device = loader.dtype, loader.device
         v, h = config.vocab_size, config.hidden_size
         # The table keeps its stored dtype: a looked-up row is widened exactly.
-        self.embed_tokens = loader.stored("embed_tokens.weight", v, h)
-        matrix = self.embed_tokens if config.tie_word_embeddings else loader.stored("lm_head.weight", v, h)
+        self.embed_tokens = loader.settled(v, [loader.stored("embed_tokens.weight", v, h)])
+        tied = config.tie_word_embeddings
+        matrix = self.embed_tokens if tied else loader.settled(v, [loader.stored("lm_head.weight", v, h)])
         self.lm_head = Weight(loader.ready(matrix))
         draft_head = DraftHead(matrix, self.lm_head) if with_head else None
         del matrix
@@ -144,7 +147,7 @@ class Qwen35:
         self.cache_shape = _cache_shape(config, attention + with_head, recurrent)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.embed_tokens[tokens].to(self.dtype)
+        return embed(self.embed_tokens, tokens, self.dtype)
 
     def __call__(self, tokens: Tensor, step: Step) -> Tensor:
         x, add = self.embed(tokens), None
@@ -178,6 +181,8 @@ class Qwen35Head:
 
     def __init__(self, model: Qwen35, loader: Loader, layer: int, rope: Rope, draft_head: DraftHead) -> None:
         config = model.config
+        # A mixture's few exact bytes choose which of its many are read, so there the head stays as it is.
+        loader = loader if config.num_experts else loader.for_drafts()
         self.embed, self.eps, self.logits = model.embed, config.rms_norm_eps, draft_head.logits
         h = config.hidden_size
         self.fc = loader.linear(2 * h, fc=h)
@@ -188,6 +193,6 @@ class Qwen35Head:
         self.norm = loader.norm("norm", h)
 
     def __call__(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
-        pair = rms_norm(torch.stack([self.embed(tokens), hidden], 1), self.pre_fc_norm, self.eps)
-        x, add = self.layer(step.linear(pair.flatten(1), self.fc), None, step)
+        pair = pair_norm(self.embed(tokens), hidden, self.pre_fc_norm, self.eps)
+        x, add = self.layer(step.linear(pair, self.fc), None, step)
         return add_norm(x, add, self.norm, self.eps)[1]

@@ -10,8 +10,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,27 +22,74 @@ from torch import Tensor
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-fPIC", "-shared")
 COMPILERS = ("cc", "gcc", "clang")
-TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}
+TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "f": ctypes.c_float}
+# The arguments of each kernel: the members of its struct.
 SIGNATURES = {
-    "use_threads": "i",
-    "linear": "pppilll",
-    "linear_int8": "pppplll",
+    "linear": "pppllll",
+    "linear_int8": "ppppllll",
     "add_norm": "ppppllf",
+    "pair_norm": "ppppllf",
     "swiglu": "ppll",
     "gate": "ppplll",
     "norm_rope": "pppppplllllf",
     "attend": "ppppplllppplll",
     "delta_window": "ppppplll",
     "delta_fold": "pppplllll",
+    "place": "ppppppppplllll",
+    "embed": "pplpll",
+    "last_kept": "ppplll",
+    "best": "ppll",
+    "accept_coupled": "pppppll",
+    "replay": "pl",
 }
 
 # Taken before anything lowers it: a thread that starts while another holds torch at one thread would see one.
 DEFAULT_THREADS = torch.get_num_threads()
 
+Calls = list[tuple[int, ctypes.Structure]]  # a kernel's address, and its arguments
+
 _allowed = True
+_local = threading.local()
 
 
-def library(*tensors: Tensor) -> ctypes.CDLL | None:
+class Kernel:
+    """A C function that takes the address of its arguments."""
+
+    def __init__(self, function: Any, signature: str) -> None:
+        fields = [(f"argument_{i}", TYPES[letter]) for i, letter in enumerate(signature)]
+        self.arguments = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
+        self.function, self.address = function, ctypes.cast(function, ctypes.c_void_p).value
+
+    def __call__(self, *values: float | None) -> None:
+        arguments = self.arguments(*values)
+        self.function(ctypes.byref(arguments))
+        calls = getattr(_local, "calls", None)
+        if calls is not None:
+            calls.append((self.address, arguments))
+
+
+class Kernels(SimpleNamespace):
+    """Every kernel by its name."""
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        for name in SIGNATURES:
+            getattr(loaded, name).restype = None
+        super().__init__(**{name: Kernel(getattr(loaded, name), letters) for name, letters in SIGNATURES.items()})
+        self.use_threads = loaded.use_threads
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[Calls]:
+    """The kernel calls that this thread makes within it."""
+    calls: Calls = []
+    _local.calls = calls
+    try:
+        yield calls
+    finally:
+        _local.calls = None
+
+
+def library(*tensors: Tensor) -> Kernels | None:
     """The kernels, when there are any and all these tensors are float32 on the CPU."""
     for tensor in tensors:
         if not tensor.is_cpu or tensor.dtype != torch.float32:
@@ -70,7 +120,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 @functools.cache
-def _load() -> ctypes.CDLL | None:
+def _load() -> Kernels | None:
     log = logging.getLogger("headlong")
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
@@ -87,10 +137,7 @@ def _load() -> ctypes.CDLL | None:
     except OSError as error:
         log.warning("the CPU kernels at %s do not load (%s), so rounds run in plain PyTorch; delete it.", target, error)
         return None
-    for name, signature in SIGNATURES.items():
-        getattr(loaded, name).argtypes = [TYPES[letter] for letter in signature]
-        getattr(loaded, name).restype = None
-    return loaded
+    return Kernels(loaded)
 
 
 def _fingerprint(compiler: str) -> str:

@@ -5,6 +5,9 @@
  */
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX512VNNI__)
+#include <immintrin.h>
+#endif
 
 #define LANES 16
 
@@ -13,6 +16,7 @@ typedef float eight __attribute__((vector_size(32)));
 typedef float four __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint8_t bytes __attribute__((vector_size(64)));
 
 static inline floats load(const float *p) { floats v; memcpy(&v, p, sizeof v); return v; }
 static inline void store(float *p, floats v) { memcpy(p, &v, sizeof v); }
@@ -45,6 +49,17 @@ static inline four add_lanes4(const floats v[4]) {
     c += SHUFFLE(c, c, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
     c += SHUFFLE(c, c, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
     return (four){c[0], c[4], c[8], c[12]};
+}
+
+/* Each lane of the sum plus four products of an unsigned byte of a and a signed one of b. */
+static inline ints add_products(ints sum, bytes a, bytes b) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+    for (int shift = 0; shift < 32; shift += 8)
+        sum += (ints)((words)a << (24 - shift) >> 24) * ((ints)b << (24 - shift) >> 24);
+    return sum;
+#endif
 }
 
 /* One vector where the mask is set, the other elsewhere. */

@@ -69,21 +69,30 @@ def test_prefill_multiplies_the_same_matrix(kernels, normal):
     torch.testing.assert_close(weight.multiply(x), linear(x, weight))
 
 
+def in_8_bits(block):
+    """Rows of a block as whole numbers of their 127th parts."""
+    step = block.abs().amax(1, keepdim=True) / 127
+    return (block / step).round() * step
+
+
 @pytest.mark.skipif(library() is None, reason="no C compiler")
 @pytest.mark.parametrize("shape", [(5, 3), (16, 64), (70, 100), (131, 37)], ids=str)
 def test_int8(shape, normal):
     matrix, x = normal(*shape), normal(11, shape[1])
     matrix[1] = 0  # a row without a largest element
-    weight = Int8Weight(matrix, library())
-    stored = weight.codes[:, : shape[1]] * weight.scales[:, None].double()
+    weight = Int8Weight(library(), len(matrix), [matrix])
+    stored = (weight.codes[:, : shape[1]].double() - 128) * weight.scales[:, None]
     assert ((stored - matrix).abs() <= 0.501 * weight.scales[:, None]).all()
-    assert (weight.codes[:, shape[1] :] == 0).all()
+    assert (weight.codes[:, shape[1] :] == 128).all()
     y = weight.multiply(x)
-    torch.testing.assert_close(y.double(), x.double() @ stored.T, atol=1e-5, rtol=1e-5)
+    rounded = torch.cat([in_8_bits(block) for block in x.double().split(64, 1)], 1)
+    torch.testing.assert_close(y.double(), rounded @ stored.T, atol=1e-5, rtol=1e-5)
     for rows in range(1, 11):
         assert torch.equal(weight.multiply(x[:rows]), y[:rows])
-    halved = Int8Weight(matrix.bfloat16(), library())
+    halved = Int8Weight(library(), len(matrix), [matrix[:2].bfloat16(), matrix[2:].bfloat16()])
     torch.testing.assert_close(halved.multiply(x), y, atol=0.05 * shape[1] ** 0.5, rtol=0)
+    zeros = torch.zeros(1, shape[1])
+    assert torch.equal(weight.multiply(zeros), torch.zeros(1, shape[0]))
 
 
 THREADS = """
@@ -93,7 +102,7 @@ from headlong.backends.torch.native.library import library
 matrix, x = torch.randn(301, 257), torch.randn(9, 257)
 weights = [Weight(matrix), Weight(matrix.bfloat16())]
 for _ in range(2):
-    found = [*(linear(x, weight) for weight in weights), Int8Weight(matrix, library()).multiply(x)]
+    found = [*(linear(x, weight) for weight in weights), Int8Weight(library(), len(matrix), [matrix]).multiply(x)]
     print(hashlib.sha256(torch.cat(found).numpy().tobytes()).hexdigest())
     library().use_threads(3)
 """

@@ -1,7 +1,16 @@
 import pytest
 import torch
 
-from headlong.backends.torch.kernels.norm import add_norm, gated, gated_rms_norm, l2_norm, rms_norm, softplus, swiglu
+from headlong.backends.torch.kernels.norm import (
+    add_norm,
+    gated,
+    gated_rms_norm,
+    l2_norm,
+    pair_norm,
+    rms_norm,
+    softplus,
+    swiglu,
+)
 
 SIZES = (1, 7, 16, 17, 33, 64, 100)
 EPS = 1e-6
@@ -28,6 +37,15 @@ def test_add_norm(kernels, size, added, normal):
     assert torch.equal(stream, total)
     torch.testing.assert_close(normed.double(), slow_norm(total.double(), weight.double()), atol=3e-6, rtol=3e-6)
     assert_rows_alone(lambda x, add: add_norm(x.clone(), add, weight, EPS)[1], x, add)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pair_norm(kernels, size, normal):
+    first, second, weight = normal(5, size), 3 * normal(5, 2 * size)[:, :size], 1 + normal(2, size)
+    normed = pair_norm(first, second, weight, EPS)
+    wanted = [slow_norm(part.double(), scale) for part, scale in zip((first, second), weight.double(), strict=True)]
+    torch.testing.assert_close(normed.double(), torch.cat(wanted, 1), atol=3e-6, rtol=3e-6)
+    assert_rows_alone(lambda first, second: pair_norm(first, second, weight, EPS), first, second)
 
 
 def test_eps_matters(kernels, normal):

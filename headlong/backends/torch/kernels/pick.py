@@ -1,0 +1,39 @@
+"""Rows picked out of larger tensors: the best token, the embedding of a token, the last kept of a window."""
+
+import torch
+from torch import Tensor
+
+from headlong.backends.torch.native.library import library
+
+
+def best(scores: Tensor) -> Tensor:
+    """[..., V] -> [...]: the token with the highest score, the first of equals."""
+    lib = library(scores)
+    if lib is None:
+        return scores.argmax(-1)
+    scores = scores.contiguous()
+    tokens = torch.empty(scores.shape[:-1], dtype=torch.long)
+    lib.best(tokens.data_ptr(), scores.data_ptr(), tokens.numel(), scores.shape[-1])
+    return tokens
+
+
+def embed(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [N] of a table [V, H] in the model's dtype; from bfloat16 to float32 no bit is lost."""
+    lib = library() if table.is_cpu and dtype == torch.float32 else None
+    if lib is None or table.dtype not in (torch.float32, torch.bfloat16):
+        return table[tokens].to(dtype)
+    y = torch.empty(len(tokens), table.shape[1])
+    half = table.dtype == torch.bfloat16
+    lib.embed(y.data_ptr(), table.data_ptr(), half, tokens.data_ptr(), len(tokens), table.shape[1])
+    return y
+
+
+def last_kept(x: Tensor, kept: Tensor) -> Tensor:
+    """x [B, W, H] -> [B, H]: what stands at kept - 1, at 0 where none is kept."""
+    lib = library(x)
+    if lib is None:
+        at = (kept - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1])
+        return x.gather(1, at)[:, 0]
+    y = x.new_empty(x.shape[0], x.shape[2])
+    lib.last_kept(y.data_ptr(), x.contiguous().data_ptr(), kept.data_ptr(), *x.shape)
+    return y

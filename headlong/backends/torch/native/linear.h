@@ -1,0 +1,213 @@
+/* Products with weights: y [N, out] = x [N, in] w', weights in float32, bfloat16 or 8 bits.
+ *
+ * Each product of a weight row and a token is its own chain of sums over k, the same in every tile.
+ */
+#define TILE 4  /* weight rows, and tokens, that share a pass */
+#define CHUNK_BYTES (1 << 18)  /* weights in the largest chunk of a product: what is fetched past its end is wasted */
+#define CHUNKS 8  /* of a smaller product, so that threads end together */
+
+static inline long whole(long size, long block) { return (size + block - 1) / block * block; }
+
+/* Share tiles of weight rows of so many bytes each. */
+static void share_rows(Work work, const void *job, long out, long bytes) {
+    long tiles = (out + TILE - 1) / TILE, most = CHUNK_BYTES / (TILE * bytes), even = tiles / CHUNKS;
+    share(work, job, tiles, even < most ? even : most);
+}
+
+/* ---- float32 and bfloat16 -------------------------------------------------------------------------------------- */
+
+/* A block of bfloat16 is read as 16 words that hold two neighbours each: the even ones become floats by a shift, the
+ * odd ones by a mask. So the tokens are laid out with the 16 even elements of each block first (see `ready`). */
+#define BLOCK 32
+
+static inline void multiply_f32(floats *sum, const float *w, floats even, floats odd) {
+    *sum += load(w) * even;
+    *sum += load(w + LANES) * odd;
+}
+
+static inline void multiply_bf16(floats *sum, const uint16_t *w, floats even, floats odd) {
+    words pairs;
+    memcpy(&pairs, w, sizeof pairs);
+    *sum += (floats)(pairs << 16) * even;
+    *sum += (floats)(pairs & 0xFFFF0000u) * odd;
+}
+
+typedef struct {
+    float *y;
+    const float *x;  /* [tokens, padded], as `ready` left it */
+    const void *weight;
+    long tokens, in, out, padded;
+} Product;
+
+/* `TOKENS` tokens by TILE weight rows, which may be one and the same past the end of the matrix. y rows are `out` apart. */
+#define LINEAR_TILE(NAME, TYPE, MULTIPLY, TOKENS)                                                                   \
+    static void NAME(float *y, const float *x, const TYPE *const w[TILE], const Product *p, long some) {            \
+        floats sum[TOKENS][TILE] = {0};                                                                             \
+        long in = p->in, padded = p->padded, k = 0;                                                                 \
+        for (; k + BLOCK <= in; k += BLOCK)                                                                         \
+            for (int n = 0; n < TILE; n++) {                                                                        \
+                /* Rows are short streams: fetch the next tile's while this one's are multiplied. */                \
+                __builtin_prefetch(w[n] + TILE * in + k, 0, 2);                                                     \
+                if (sizeof(TYPE) == 4) __builtin_prefetch(w[n] + TILE * in + k + LANES, 0, 2);                      \
+                for (int m = 0; m < TOKENS; m++)                                                                    \
+                    MULTIPLY(&sum[m][n], w[n] + k, load(x + m * padded + k), load(x + m * padded + k + LANES));     \
+            }                                                                                                       \
+        if (k < in)                                                                                                 \
+            for (int n = 0; n < TILE; n++) {                                                                        \
+                TYPE tail[BLOCK] = {0};                                                                             \
+                memcpy(tail, w[n] + k, sizeof(TYPE) * (in - k));                                                    \
+                for (int m = 0; m < TOKENS; m++)                                                                    \
+                    MULTIPLY(&sum[m][n], tail, load(x + m * padded + k), load(x + m * padded + k + LANES));         \
+            }                                                                                                       \
+        for (int m = 0; m < TOKENS; m++) {                                                                          \
+            four sums = add_lanes4(sum[m]);                                                                         \
+            memcpy(y + m * p->out, &sums, sizeof(float) * some);                                                    \
+        }                                                                                                           \
+    }
+
+/* Tiles first .. last - 1 of the weight's rows. */
+#define LINEAR(NAME, TYPE, MULTIPLY)                                                                                \
+    LINEAR_TILE(NAME##_1, TYPE, MULTIPLY, 1)                                                                        \
+    LINEAR_TILE(NAME##_2, TYPE, MULTIPLY, 2)                                                                        \
+    LINEAR_TILE(NAME##_3, TYPE, MULTIPLY, 3)                                                                        \
+    LINEAR_TILE(NAME##_4, TYPE, MULTIPLY, 4)                                                                        \
+    static void NAME(const void *job, long first, long last) {                                                      \
+        const Product *p = job;                                                                                     \
+        for (long n = first * TILE; n < last * TILE; n += TILE) {                                                   \
+            const TYPE *w[TILE];                                                                                    \
+            long some = p->out - n < TILE ? p->out - n : TILE;                                                      \
+            for (int i = 0; i < TILE; i++) w[i] = (const TYPE *)p->weight + (n + (i < some ? i : 0)) * p->in;       \
+            for (long m = 0; m < p->tokens; m += TILE) {                                                            \
+                float *y = p->y + m * p->out + n;                                                                   \
+                const float *x = p->x + m * p->padded;                                                              \
+                long count = p->tokens - m;                                                                         \
+                if (count == 1) NAME##_1(y, x, w, p, some);                                                         \
+                else if (count == 2) NAME##_2(y, x, w, p, some);                                                    \
+                else if (count == 3) NAME##_3(y, x, w, p, some);                                                    \
+                else NAME##_4(y, x, w, p, some);                                                                    \
+            }                                                                                                       \
+        }                                                                                                           \
+    }
+
+LINEAR(linear_wide, float, multiply_f32)
+LINEAR(linear_half, uint16_t, multiply_bf16)
+
+/* Tokens padded with zeros to whole blocks; for bfloat16 the even elements of each block come first. */
+static float *ready(const float *x, long tokens, long in, long padded, long half) {
+    float *to = aligned_alloc(64, sizeof(float) * tokens * padded);
+    for (long m = 0; m < tokens; m++) {
+        float *row = to + m * padded;
+        memcpy(row, x + m * in, sizeof(float) * in);
+        memset(row + in, 0, sizeof(float) * (padded - in));
+        for (long start = 0; half && start < padded; start += BLOCK) {
+            float block[BLOCK];
+            memcpy(block, row + start, sizeof block);
+            for (int j = 0; j < LANES; j++) row[start + j] = block[2 * j], row[start + LANES + j] = block[2 * j + 1];
+        }
+    }
+    return to;
+}
+
+typedef struct {
+    float *y;
+    const float *x;
+    const void *weight;
+    long half;  /* the weight is bfloat16, else float32 */
+    long tokens, in, out;
+} Linear;
+
+void linear(const Linear *a) {
+    long padded = whole(a->in, BLOCK), bytes = a->in * (a->half ? 2 : 4);
+    float *made = a->half || padded > a->in ? ready(a->x, a->tokens, a->in, padded, a->half) : NULL;
+    Product job = {a->y, made ? made : a->x, a->weight, a->tokens, a->in, a->out, padded};
+    share_rows(a->half ? linear_half : linear_wide, &job, a->out, bytes);
+    free(made);
+}
+
+/* ---- 8 bits ---------------------------------------------------------------------------------------------------- */
+
+/* Weights are codes 1 .. 255 around 128 with a scale for each row, tokens codes -127 .. 127 with a scale for each
+ * block. Sums inside a block are whole numbers, so they are the same on every machine. */
+#define BYTES 64
+#define AHEAD (4 * TILE)  /* rows fetched before their turn */
+
+typedef struct {
+    bytes codes;
+    ints start;  /* what a sum over the block begins with: it takes the 128 off every weight */
+    float scale;
+} Block;
+
+typedef struct {
+    float *y;
+    const Block *x;  /* [tokens, in / BYTES] */
+    const uint8_t *weight;
+    const float *scales;
+    long tokens, in, out;
+} ByteProduct;
+
+static void encode(Block *to, const float *x, int left) {
+    float padded[BYTES] = {0}, most = 0.0f;
+    memcpy(padded, x, sizeof(float) * (left < BYTES ? left : BYTES));
+    for (int i = 0; i < BYTES; i++) most = fmaxf(most, fabsf(padded[i]));
+    float by = most > 0.0f ? 127.0f / most : 0.0f;
+    int8_t codes[BYTES];
+    for (int i = 0; i < BYTES; i++) codes[i] = (int8_t)(int)(padded[i] * by + (padded[i] < 0.0f ? -0.5f : 0.5f));
+    memcpy(&to->codes, codes, sizeof codes);
+    for (int i = 0; i < LANES; i++)
+        to->start[i] = -128 * (codes[4 * i] + codes[4 * i + 1] + codes[4 * i + 2] + codes[4 * i + 3]);
+    to->scale = most / 127.0f;
+}
+
+/* `tokens` is a constant wherever this is called, so that every count has loops of its own. */
+static inline __attribute__((always_inline)) void multiply_bytes(const ByteProduct *p, long n, long m, const int tokens) {
+    long blocks = p->in / BYTES, some = p->out - n < TILE ? p->out - n : TILE;
+    const uint8_t *w = p->weight + n * p->in;
+    floats sum[TILE][TILE] = {0};
+    for (long k = 0; k < blocks; k++)
+        for (int i = 0; i < TILE; i++) {
+            const uint8_t *from = w + (i < some ? i : 0) * p->in + k * BYTES;
+            __builtin_prefetch(from + AHEAD * p->in, 0, 2);
+            bytes codes;
+            memcpy(&codes, from, sizeof codes);
+            for (int j = 0; j < tokens; j++) {
+                const Block *x = p->x + (m + j) * blocks + k;
+                sum[j][i] += __builtin_convertvector(add_products(x->start, codes, x->codes), floats) * x->scale;
+            }
+        }
+    for (int j = 0; j < tokens; j++) {
+        four sums = add_lanes4(sum[j]);
+        for (long i = 0; i < some; i++) p->y[(m + j) * p->out + n + i] = sums[i] * p->scales[n + i];
+    }
+}
+
+/* Tiles first .. last - 1 of the weight's rows. */
+static void linear_bytes(const void *job, long first, long last) {
+    const ByteProduct *p = job;
+    for (long n = first * TILE; n < last * TILE; n += TILE)
+        for (long m = 0; m < p->tokens; m += TILE) {
+            long count = p->tokens - m;
+            if (count == 1) multiply_bytes(p, n, m, 1);
+            else if (count == 2) multiply_bytes(p, n, m, 2);
+            else if (count == 3) multiply_bytes(p, n, m, 3);
+            else multiply_bytes(p, n, m, 4);
+        }
+}
+
+typedef struct {
+    float *y;
+    const float *x;
+    const uint8_t *weight;
+    const float *scales;
+    long tokens, size, in, out;  /* x has `size` columns, the weight `in`, a multiple of BYTES */
+} LinearInt8;
+
+void linear_int8(const LinearInt8 *a) {
+    long blocks = a->in / BYTES;
+    Block *codes = aligned_alloc(64, sizeof(Block) * a->tokens * blocks);
+    for (long m = 0; m < a->tokens; m++)
+        for (long k = 0; k < blocks; k++)
+            encode(codes + m * blocks + k, a->x + m * a->size + k * BYTES, a->size - k * BYTES);
+    ByteProduct job = {a->y, codes, a->weight, a->scales, a->tokens, a->in, a->out};
+    share_rows(linear_bytes, &job, a->out, a->in);
+    free(codes);
+}

@@ -1,0 +1,118 @@
+/* What a round does around its passes: places of tokens, embeddings, best tokens, acceptance.
+ *
+ * Rows of an engine are numbered; the B rows of a call name theirs in `rows`.
+ */
+typedef struct {
+    int64_t *positions, *write_pages;  /* [B, W] */
+    int64_t *read_pages;               /* [B, table_width] */
+    int64_t *kept;                     /* [B] */
+    const int64_t *rows, *starts, *widths, *table, *all_kept;
+    long batch, width, page, table_width, spare;
+} Place;
+
+/* Where B windows stand: token j at starts + j; padding past a row's width writes to the spare page. */
+void place(const Place *a) {
+    for (long b = 0; b < a->batch; b++) {
+        const int64_t *table = a->table + a->rows[b] * a->table_width;
+        memcpy(a->read_pages + b * a->table_width, table, sizeof(int64_t) * a->table_width);
+        a->kept[b] = a->all_kept[a->rows[b]];
+        for (long j = 0; j < a->width; j++) {
+            int64_t position = a->starts[b] + j, at = position / a->page;
+            a->positions[b * a->width + j] = position;
+            a->write_pages[b * a->width + j] =
+                j >= a->widths[b] ? a->spare : table[at < a->table_width ? at : a->table_width - 1];
+        }
+    }
+}
+
+typedef struct {
+    float *y;
+    const void *table;
+    long half;  /* the table is bfloat16, else float32 */
+    const int64_t *tokens;
+    long n, size;
+} Embed;
+
+/* Rows of a table, widened: y [N, size]. */
+void embed(const Embed *a) {
+    for (long n = 0; n < a->n; n++) {
+        float *y = a->y + n * a->size;
+        if (a->half) {
+            const uint16_t *from = (const uint16_t *)a->table + a->tokens[n] * a->size;
+            for (long i = 0; i < a->size; i++) {
+                uint32_t word = (uint32_t)from[i] << 16;
+                memcpy(y + i, &word, sizeof word);
+            }
+        } else {
+            memcpy(y, (const float *)a->table + a->tokens[n] * a->size, sizeof(float) * a->size);
+        }
+    }
+}
+
+typedef struct {
+    float *y;
+    const float *x;
+    const int64_t *kept;
+    long batch, width, size;
+} LastKept;
+
+/* x [B, W, size] -> y [B, size]: the last kept of each row, the first where none is. */
+void last_kept(const LastKept *a) {
+    for (long b = 0; b < a->batch; b++) {
+        long at = a->kept[b] > 0 ? a->kept[b] - 1 : 0;
+        memcpy(a->y + b * a->size, a->x + (b * a->width + at) * a->size, sizeof(float) * a->size);
+    }
+}
+
+typedef struct {
+    int64_t *y;
+    const float *x;
+    long n, size;
+} Best;
+
+/* The largest of 16 lanes at a time, and the block where each lane first had it. */
+static void best_rows(const void *job, long first, long last) {
+    const Best *a = job;
+    for (long row = first; row < last; row++) {
+        const float *x = a->x + row * a->size;
+        floats most = (floats){0} - INFINITY;
+        ints where = {0};
+        long i = 0;
+        for (; i + LANES <= a->size; i += LANES) {
+            floats v = load(x + i);
+            ints more = v > most;
+            most = pick(more, v, most);
+            where = (more & ((ints){0} + (int32_t)i)) | (~more & where);
+        }
+        long best = 0;
+        float value = -INFINITY;
+        for (int lane = 0; lane < LANES; lane++) {
+            long at = where[lane] + lane;
+            if (most[lane] > value || (most[lane] == value && at < best)) value = most[lane], best = at;
+        }
+        for (; i < a->size; i++)
+            if (x[i] > value) value = x[i], best = i;
+        a->y[row] = best;
+    }
+}
+
+/* x [N, size] -> y [N]: where each row is largest, the first of equals. */
+void best(const Best *a) { share(best_rows, a, a->n, 1); }
+
+typedef struct {
+    int64_t *tokens, *kept;  /* [B, W], [B] */
+    const int64_t *chosen, *window, *verify;
+    long batch, width;
+} Accept;
+
+/* The coupled rule: drafts window[1 ..] are kept while they are what the target chose; then its own token. */
+void accept_coupled(const Accept *a) {
+    for (long b = 0; b < a->batch; b++) {
+        const int64_t *chosen = a->chosen + b * a->width, *drafts = a->window + b * a->width + 1;
+        int64_t *tokens = a->tokens + b * a->width;
+        long kept = 0;
+        while (kept < a->verify[b] && drafts[kept] == chosen[kept]) kept++;
+        for (long j = 0; j < a->width; j++) tokens[j] = j < kept ? drafts[j] : chosen[kept];
+        a->kept[b] = kept + 1;
+    }
+}

@@ -1,0 +1,94 @@
+"""Passes whose kernel calls are kept, so that the next one like it is a single call: on a small model, Python between
+kernels would take as long as some of them."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headlong.backends.torch.native.library import Calls, Kernels, library, recorded
+
+MOST_BYTES = 1 << 25  # of a pass's own tensors; a pass with more is long, and its Python a small part of it
+MOST_TAPES = 64
+
+Pass = Callable[..., tuple[Tensor, ...]]
+
+
+class Taped:
+    """A function of rows and tensors. Called again with the same shapes, it repeats its kernels on the same memory.
+
+    What it returns is overwritten by the next call. It may make tensors, view them and call kernels; if it does
+    anything else, or there are no kernels, every call is an ordinary one. It must not depend on the rows' numbers but
+    through tensors.
+    """
+
+    def __init__(self, function: Pass) -> None:
+        self.function = function
+        self.tapes: dict[tuple[torch.Size, ...], Tape | None] = {}
+
+    def __call__(self, rows: list[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+        lib = library() if tensors[0].is_cpu else None
+        if lib is None:
+            return self.function(rows, *tensors)
+        key = tuple(tensor.shape for tensor in tensors)
+        if key not in self.tapes:
+            return self._record(key, lib, rows, tensors)
+        tape = self.tapes[key]
+        return self.function(rows, *tensors) if tape is None else tape.play(tensors)
+
+    def _record(
+        self, key: tuple[torch.Size, ...], lib: Kernels, rows: list[int], tensors: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+        with recorded() as calls, _Watch() as watch:
+            outputs = self.function(rows, *inputs)
+        if len(self.tapes) == MOST_TAPES:
+            del self.tapes[next(iter(self.tapes))]
+        size = sum(tensor.nbytes for tensor in watch.made)
+        keep = watch.only_kernels and size <= MOST_BYTES
+        self.tapes[key] = Tape(lib, calls, inputs, outputs, watch.made) if keep else None
+        return outputs
+
+
+class Tape:
+    """Kernel calls, and all the memory they use."""
+
+    def __init__(
+        self,
+        lib: Kernels,
+        calls: Calls,
+        inputs: list[Tensor],
+        outputs: tuple[Tensor, ...],
+        made: list[Tensor],
+    ) -> None:
+        self.lib, self.inputs, self.outputs, self.kept_alive = lib, inputs, outputs, (made, calls)
+        words = [word for address, arguments in calls for word in (address, ctypes.addressof(arguments))]
+        self.calls, self.count = (ctypes.c_void_p * len(words))(*words), len(calls)
+
+    def play(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        for mine, given in zip(self.inputs, tensors, strict=True):
+            mine.copy_(given)
+        self.lib.replay(ctypes.addressof(self.calls), self.count)
+        return self.outputs
+
+
+class _Watch(TorchDispatchMode):
+    """Keeps the tensors that are made, and notices every operation that a tape would not repeat."""
+
+    MAKERS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default, torch.ops.aten.empty_like.default)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []
+        self.only_kernels = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self.MAKERS:
+            self.made.append(out)
+        elif not func.is_view:
+            self.only_kernels = False
+        return out

@@ -1,0 +1,99 @@
+"""A pass that is played again gives what an ordinary call gives, and passes of dense models are played."""
+
+import pytest
+import torch
+
+from headlong.backends.torch.kernels.linear import Weight, linear
+from headlong.backends.torch.kernels.norm import add_norm, swiglu
+from headlong.backends.torch.native import huge, tape
+from headlong.backends.torch.native.library import library, references_only
+from headlong.backends.torch.native.tape import Taped
+from tests import tiny
+from tests.backends.torch.driver import Driver, Job, fixed, open_tiny, prompt_of
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
+
+
+@pytest.fixture
+def kernels_only():
+    """Products, views and norms over a row's tensors."""
+    generator = torch.Generator().manual_seed(0)
+    up, down = (Weight(torch.randn(shape, generator=generator)) for shape in ((80, 24), (24, 40)))
+    norm = torch.randn(24, generator=generator)
+
+    def function(rows, x):
+        x, y = add_norm(x, linear(swiglu(linear(x, up)), down), norm, 1e-6)
+        return x[:, 3:], y.view(-1)
+
+    return function
+
+
+def check(function, taped, shapes):
+    for turn, shape in enumerate(shapes):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(turn))
+        wanted, found = function([0], x.clone()), taped([0], x)
+        assert all(torch.equal(*pair) for pair in zip(wanted, found, strict=True))
+
+
+SHAPES = [(1, 24), (5, 24), (1, 24), (1, 24), (5, 24)]
+
+
+@torch.inference_mode()
+def test_played_again(kernels_only):
+    taped = Taped(kernels_only)
+    check(kernels_only, taped, SHAPES)
+    assert len(taped.tapes) == 2
+    assert all(taped.tapes.values())
+    played, called = taped.tapes[(torch.Size([1, 24]),)], []
+    taped.function = lambda *inputs: called.append(inputs)
+    assert taped([0], torch.zeros(1, 24))[1] is played.outputs[1]
+    assert not called
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("extra", [lambda x: x * 2, lambda x: x.sort()[0], lambda x: x.add_(1)])
+def test_other_operations_are_never_played(kernels_only, extra):
+    def function(rows, x):
+        return tuple(extra(part) for part in kernels_only(rows, x))
+
+    taped = Taped(function)
+    check(function, taped, SHAPES)
+    assert set(taped.tapes.values()) == {None}
+
+
+@torch.inference_mode()
+def test_large_passes_and_many_shapes(kernels_only, monkeypatch):
+    taped = Taped(kernels_only)
+    monkeypatch.setattr(tape, "MOST_TAPES", 2)
+    check(kernels_only, taped, [(rows, 24) for rows in (1, 2, 3, 2, 1)])
+    assert len(taped.tapes) == 2
+    monkeypatch.setattr(tape, "MOST_BYTES", 1000)
+    check(kernels_only, taped, [(7, 24), (7, 24)])
+    assert taped.tapes[(torch.Size([7, 24]),)] is None
+
+
+@torch.inference_mode()
+def test_nothing_is_kept_without_kernels(kernels_only):
+    taped = Taped(lambda rows, x: (x + 1,))
+    with references_only():
+        assert torch.equal(taped([0], torch.zeros(2))[0], torch.ones(2))
+    assert not taped.tapes
+
+
+def test_rounds_of_a_dense_model_are_played(tmp_path):
+    """One torch operation among its kernels would make every pass an ordinary one."""
+    backend = open_tiny(tiny.write(tmp_path, "dense"), rows=2)
+    Driver(backend).run([Job(prompt_of(9, 128), depth=fixed(2)), Job(prompt_of(5, 128))], 6)
+    for taped in (backend.rounds.verify, backend.rounds.drafter.feed):
+        assert taped.tapes
+        assert all(taped.tapes.values())
+
+
+def test_huge_tensors_stand_apart(monkeypatch):
+    monkeypatch.setattr(huge, "SLAB", 4096)
+    shapes = [(3, 5), (100, 7), (1, 1), (50, 50), (2, 300)]
+    tensors = [huge.empty(shape, dtype) for shape in shapes for dtype in (torch.float32, torch.bfloat16, torch.uint8)]
+    for i, tensor in enumerate(tensors):
+        tensor.fill_(i)
+    assert all((tensor == i).all() and tensor.data_ptr() % 64 == 0 for i, tensor in enumerate(tensors))
+    assert [tuple(tensor.shape) for tensor in tensors[::3]] == shapes
