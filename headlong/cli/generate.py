@@ -13,10 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import headlong
-from headlong.cli import show
+from headlong.cli import options, show
+from headlong.cli.prompts import decode, read_file
 from headlong.engine.request import Output, Request, Sampling
 from headlong.errors import DraftError, UserError
-from headlong.settings import DRAFT_KINDS, DTYPES, MAX_DEPTH, Settings
+from headlong.settings import DRAFT_KINDS, MAX_DEPTH, Settings
 
 if TYPE_CHECKING:
     from headlong.engine.engine import Engine
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_prompt_arguments(parser.add_argument_group("prompt"))
     _add_text_arguments(parser.add_argument_group("text"))
     _add_draft_arguments(parser.add_argument_group("drafting (changes the speed, never the text)"))
-    _add_machine_arguments(parser.add_argument_group("machine"))
+    options.add_machine_arguments(parser.add_argument_group("machine"))
     parser.add_argument("--json", action="store_true", help="print one JSON object for each prompt instead of text")
     loudness = parser.add_mutually_exclusive_group()
     loudness.add_argument("-v", "--verbose", action="store_true", help="more figures, and tracebacks of faults")
@@ -63,7 +64,7 @@ def _add_prompt_arguments(group: argparse._ArgumentGroup) -> None:
 
 def _add_text_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "-n", "--max-tokens", type=_whole, default=Request.max_tokens, metavar="N", help="default: %(default)s"
+        "-n", "--max-tokens", type=options.whole, default=Request.max_tokens, metavar="N", help="default: %(default)s"
     )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
@@ -72,7 +73,7 @@ def _add_text_arguments(group: argparse._ArgumentGroup) -> None:
         flags = [f"--{name.replace('_', '-')}"] + ["--temp"] * (name == "temperature")
         group.add_argument(
             *flags,
-            type=_number if isinstance(default, float) else _whole,
+            type=options.number if isinstance(default, float) else options.whole,
             default=default,
             metavar="X" if isinstance(default, float) else "N",
             help=meaning if default is None else f"{meaning}; default: {default}",
@@ -97,41 +98,8 @@ def _add_draft_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--require-draft", action="store_true", help="fail with exit code 3 if drafting cannot run")
 
 
-def _add_machine_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--device", default=Settings.device, help="auto, cpu, cuda or cuda:N; default: %(default)s")
-    group.add_argument("--dtype", default=Settings.dtype, help=f"{', '.join(DTYPES)}; default: %(default)s")
-    group.add_argument(
-        "--threads",
-        type=_whole,
-        default=Settings.threads,
-        metavar="N",
-        help="CPU threads; 0: as many as torch takes; default: %(default)s",
-    )
-    group.add_argument(
-        "--context",
-        type=_whole,
-        default=Settings.context,
-        metavar="N",
-        help="longest prompt and text in tokens; 0: the model's own limit, at most 16384; default: %(default)s",
-    )
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-
-
 def _depth(text: str) -> int | None:
-    return None if text == "auto" else _whole(text)
+    return None if text == "auto" else options.whole(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -176,34 +144,20 @@ def _check(args: argparse.Namespace) -> None:
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
     if args.prompts is not None:
-        lines = _decode(_read_file(Path(args.prompts)), args.prompts).split("\n")
+        lines = decode(read_file(Path(args.prompts)), args.prompts).split("\n")
         prompts = [line.rstrip("\r") for line in lines if line.strip()]
         if not prompts:
             raise UserError(f"{args.prompts} holds no prompt; write one on each line.")
         return prompts
     if args.prompt is not None and args.prompt != "-":
-        prompt = _decode(args.prompt.encode(errors="surrogateescape"), "the prompt")
+        prompt = decode(args.prompt.encode(errors="surrogateescape"), "the prompt")
     elif sys.stdin is None or (args.prompt is None and sys.stdin.isatty()):
         raise UserError("no prompt was given; give one with -p, with --prompts or on standard input.")
     else:
-        prompt = _decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+        prompt = decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
     if not prompt.strip():
         raise UserError("the prompt is empty; give some text with -p or on standard input.")
     return [prompt]
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a file with one prompt a line.") from error
-
-
-def _decode(text: bytes, source: str) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source} is not UTF-8 (byte {error.start}); save it as UTF-8.") from error
 
 
 def _request(prompt: str, args: argparse.Namespace) -> Request:

@@ -17,6 +17,7 @@ from headlong.version import __version__
 # Each command is a module with add_arguments(parser) and run(args) -> exit code, imported only when it is chosen.
 COMMANDS = {
     "generate": ("headlong.cli.generate", "write text from a prompt"),
+    "bench": ("headlong.cli.bench", "measure plain decoding and every depth, and check that the text stays the same"),
     "inspect": ("headlong.cli.inspect", "say what a model folder holds, and whether its head can draft"),
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

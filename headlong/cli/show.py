@@ -1,9 +1,10 @@
 """How things look: streamed text, whole answers, JSON records and the line of figures."""
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from headlong.engine.request import Emitted, Output, Speculative
@@ -18,10 +19,28 @@ HARMLESS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | 
 HEADER_PROMPT = 60  # characters of a prompt shown over its answer
 
 
-def open_console(stderr: bool = False) -> "Console":
+def open_console(stderr: bool = False, log_width: int | None = None) -> "Console":
+    """`log_width` is for where there is no terminal to ask."""
     from rich.console import Console
 
-    return Console(stderr=stderr)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal or log_width is None else Console(stderr=stderr, width=log_width)
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error, if that is a terminal; call what is given with each step's name as it begins."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = open_console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name: None
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    # Without a thread that redraws it: that would take its share of what is being measured.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        task, done = bar.add_task("", total=steps), itertools.count()
+        yield lambda name: bar.update(task, description=name, completed=next(done), refresh=True)
 
 
 class View(Protocol):
@@ -160,7 +179,7 @@ def combine(parts: Sequence[Speculative]) -> Speculative:
     drafting = next((part for part in parts if part.used != "none"), parts[0])
 
     def sums(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
-        return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
+        return tuple(sum(column) for column in itertools.zip_longest(*rows, fillvalue=0))
 
     return Speculative(
         requested=drafting.requested,

@@ -5,6 +5,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Unpack, overload
@@ -126,6 +127,15 @@ class Engine:
                 self._forget(index)
             return answer.output(self.settings)
 
+    @contextmanager
+    def idle_backend(self) -> Iterator[Backend]:
+        """The backend, lent for measurements while nothing waits or runs; requests wait until it is given back."""
+        with self._lock:
+            self._refuse_closed()
+            if self.busy:
+                raise UserError("the backend was asked for while requests run; wait until they end or cancel them.")
+            yield self._backend
+
     def close(self) -> None:
         """Cancel everything and let go of the model."""
         with self._lock:
@@ -182,10 +192,13 @@ class Engine:
 
     def _enqueue(self, answer: Answer) -> None:
         with self._lock:
-            if self._closed:
-                raise UserError(f"the engine of {self.name} is closed; load the model again.")
+            self._refuse_closed()
             self._answers[answer.job.index] = answer
             self._scheduler.add(answer.job)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise UserError(f"the engine of {self.name} is closed; load the model again.")
 
     def _leave(self, job: Job) -> None:
         self._scheduler.remove(job)

@@ -1,0 +1,54 @@
+"""Flags that commands share, and the kinds of values that flags take."""
+
+import argparse
+
+from headlong.settings import DTYPES, Settings
+
+
+def add_machine_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--device", default=Settings.device, help="auto, cpu, cuda or cuda:N; default: %(default)s")
+    group.add_argument("--dtype", default=Settings.dtype, help=f"{', '.join(DTYPES)}; default: %(default)s")
+    group.add_argument(
+        "--threads",
+        type=whole,
+        default=Settings.threads,
+        metavar="N",
+        help="CPU threads; 0: as many as torch takes; default: %(default)s",
+    )
+    group.add_argument(
+        "--context",
+        type=whole,
+        default=Settings.context,
+        metavar="N",
+        help="longest prompt and text in tokens; 0: the model's own limit, at most 16384; default: %(default)s",
+    )
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them, each once."""
+    return tuple(dict.fromkeys(number(part) for part in text.split(",")))
+
+
+def depths(text: str) -> tuple[int, ...]:
+    """Whole numbers and ranges of them with commas between, such as 0,1,4 or 0-4; sorted, each once."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(whole(first), whole(last or first) + 1))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no depth; give some such as 0,1,4 or 0-4")
+    return tuple(sorted(found))
