@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_run_arguments(parser.add_argument_group("runs"))
     options.add_machine_arguments(parser.add_argument_group("machine"))
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="the JSON line alone")
+    output.add_argument(
+        "--json", action="store_true", help="the JSON line alone, and all of it (a terminal is given it in brief)"
+    )
     output.add_argument("--html", metavar="FILE", type=Path, help="write a page with plots and tables")
     output.add_argument("--png", metavar="FILE", type=Path, help="write a picture; needs matplotlib")
     output.add_argument("-v", "--verbose", action="store_true", help="a table for each set, and tracebacks of faults")
@@ -206,9 +208,10 @@ def _show(args: argparse.Namespace, result: Result) -> None:
     console = show.open_console(log_width=LOG_WIDTH)
     if not args.json:
         tables.show(console, result, every_set=args.verbose)
-    if args.json or not console.is_terminal:  # it would fill a terminal many times over
-        sys.stdout.write(json.dumps(result.record(), ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+    # All of it would fill a terminal many times over.
+    brief = console.is_terminal and not args.json
+    sys.stdout.write(json.dumps(result.brief() if brief else result.record(), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
     try:
         if args.html:
             args.html.write_text(page.render(result), encoding="utf-8")

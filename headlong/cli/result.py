@@ -47,6 +47,22 @@ class Result:
         }
         return {name: _brief(value) for name, value in content.items()}
 
+    def brief(self) -> dict[str, Any]:
+        """As much of it as a terminal has room for."""
+        return {
+            "model": self.model,
+            "samplings": [_brief_section(section) for section in self.report.sections],
+            "same_text": not self.report.differences,
+            "seconds": _brief(self.seconds),
+            "interrupted": self.interrupted,
+        }
+
+
+def _brief_section(section: Section) -> dict[str, Any]:
+    """The speed-up by depth."""
+    gained = {one.depth: _brief(one.speedup.value) for one in section.all if one.speedup and one.depth}
+    return {"name": section.mode.name, "plain_tps": _brief(section.plain_tps), "speedup": gained}
+
 
 def _section(section: Section) -> dict[str, Any]:
     return {

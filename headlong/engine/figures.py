@@ -48,6 +48,10 @@ class Section:
     sets: Mapping[str, tuple[Figures, ...]]
 
     @property
+    def plain_tps(self) -> float | None:
+        return next((one.speed.value for one in self.all if not one.depth and one.speed), None)
+
+    @property
     def fastest(self) -> Figures | None:
         """The depth with the highest speed-up; plain decoding when none is above it."""
         return max((one for one in self.all if one.speedup), key=_speedup_of, default=None)

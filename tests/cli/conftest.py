@@ -2,9 +2,10 @@
 
 import io
 import os
+import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,31 @@ def process() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+def on_terminal(command: Sequence[str], **environment: str) -> tuple[int, str]:
+    """Run with standard output and error on a terminal: the exit code, and what it showed."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=plain_environment() | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            read = os.read(ours, 4096)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not read:
+            break
+        shown += read
+    os.close(ours)
+    return child.wait(timeout=60), shown.decode().replace("\r\n", "\n")
 
 
 def plain_environment() -> dict[str, str]:

@@ -1,16 +1,12 @@
 """`headlong bench` on the real engine over the scripted backend."""
 
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
 
 import pytest
 
 from tests.cli import fake_model
-from tests.cli.conftest import ROOT, plain_environment
+from tests.cli.conftest import on_terminal
 
 BRIEF = ["--limit", "1", "-n", "16", "--depths", "0-3"]
 
@@ -328,33 +324,20 @@ def test_a_picture_is_drawn(bench, tmp_path):
 # --- processes ---------------------------------------------------------------------------------------------------
 
 
-def test_a_terminal_has_a_bar_and_no_json():
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.fake_model", "bench", "slow", *BRIEF, "--sets", "code", "--temp", "0"],
-        cwd=ROOT,
-        env=plain_environment() | {"COLUMNS": "120"},
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            read = os.read(ours, 4096)
-        except OSError:  # Linux says so when the other end is closed
-            break
-        if not read:
-            break
-        shown += read
-    os.close(ours)
-    assert child.wait(timeout=60) == 0
-    text = shown.decode()
-    assert re.search(r"0/6.*warming up", text)
-    assert re.search(r"2/6.*code 1, greedy, depth 1", text)
-    assert "Same text: all 4 texts" in text
-    assert '{"model"' not in text
+def test_a_terminal_has_a_bar_and_json_in_brief():
+    flags = (*BRIEF, "--sets", "code", "--temp", "0")
+    code, shown = on_terminal(["tests.cli.fake_model", "bench", "slow", *flags], COLUMNS="120")
+    assert code == 0
+    assert re.search(r"0/6.*warming up", shown)
+    assert re.search(r"2/6.*code 1, greedy, depth 1", shown)
+    assert "Same text: all 4 texts" in shown
+    last = json.loads(shown.splitlines()[-1])
+    assert (last["model"], last["same_text"]) == ("slow", True)
+    (greedy,) = last["samplings"]
+    assert greedy["name"] == "greedy"
+    assert greedy["plain_tps"] > 0
+    assert greedy["speedup"].keys() == {"1", "2", "3"}
+    assert len(shown.splitlines()[-1]) < 400
 
 
 def test_a_log_has_neither_bar_nor_colours(process):

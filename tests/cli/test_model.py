@@ -134,10 +134,11 @@ def test_ctrl_c_leaves_the_figures(model):
     assert b" tok/s, mtp at depth 2" in err
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["named", "embedded"])
 @pytest.mark.parametrize("argv", [["examples/generate.py"], ["examples/stream.py", "Hello"]])
-def test_the_examples_run(model, argv):
+def test_the_examples_run(model, argv, named):
     ran = subprocess.run(
-        [sys.executable, argv[0], model, *argv[1:]],
+        [sys.executable, *argv, *([model] if named else [])],
         cwd=ROOT,
         env=plain_environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

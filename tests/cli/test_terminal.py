@@ -1,54 +1,31 @@
 """Processes of their own: terminals, pipes that close, colours and Ctrl-C."""
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 
 from tests.cli import stub
-from tests.cli.conftest import ROOT, plain_environment
+from tests.cli.conftest import ROOT, on_terminal, plain_environment
 
 STUB = [sys.executable, "-m", "tests.cli.stub"]
 TEXT = "".join(stub.ANSWER)
 
 
-def on_terminal(*argv, **environment):
-    """Run with standard output and error on a terminal, and give back what it showed."""
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [*STUB, "generate", "-m", "m", *argv],
-        cwd=ROOT,
-        env=plain_environment() | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            read = os.read(ours, 4096)
-        except OSError:  # Linux says so when the other end is closed
-            break
-        if not read:
-            break
-        shown += read
-    os.close(ours)
-    return child.wait(timeout=60), shown.decode().replace("\r\n", "\n")
+def generated(*argv, **environment):
+    return on_terminal([*STUB[2:], "generate", "-m", "m", *argv], **environment)
 
 
 def test_accepted_drafts_are_coloured_on_a_terminal():
-    code, shown = on_terminal("-p", "x", "--depth", "1")
+    code, shown = generated("-p", "x", "--depth", "1")
     assert code == 0
     assert shown.startswith("One\x1b[32m two\x1b[0m three")
     assert "\x1b[2m7 tokens in 4 rounds" in shown
 
 
 def test_no_color_is_plain_on_a_terminal():
-    code, shown = on_terminal("-p", "x", NO_COLOR="1")
+    code, shown = generated("-p", "x", NO_COLOR="1")
     assert code == 0
     assert "\x1b" not in shown
     assert shown.startswith(f"{TEXT}\n7 tokens in 3 rounds")
@@ -56,7 +33,7 @@ def test_no_color_is_plain_on_a_terminal():
 
 def test_several_answers_stand_under_their_prompts_on_a_terminal(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\n" + "long " * 30)
-    code, shown = on_terminal("--prompts", str(tmp_path / "prompts.txt"), NO_COLOR="1")
+    code, shown = generated("--prompts", str(tmp_path / "prompts.txt"), NO_COLOR="1")
     assert code == 0
     assert shown.startswith(f"[1/2] one\n{TEXT}\n[2/2] long long")
     assert max(map(len, shown.splitlines()[:5])) <= 66

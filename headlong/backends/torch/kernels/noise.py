@@ -6,6 +6,8 @@
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.native.library import Kernels, library
+
 WORD = 0xFFFFFFFF
 
 # Streams never share a number: shared noise with a ratio test would bias the result.
@@ -24,12 +26,24 @@ def uniform(seed: Tensor, stream: int | Tensor, position: Tensor) -> Tensor:
 
 def gumbel(seed: Tensor, stream: int | Tensor, position: Tensor, vocab: int) -> Tensor:
     """seed [B], position [B, W] -> standard Gumbel noise per token, [B, W, vocab], float32."""
+    lib = library() if seed.is_cpu else None
+    if lib is not None:
+        return _gumbel_native(lib, seed, stream, position, vocab)
     low, high = _keys(seed, stream, position)
     token = torch.arange(vocab, device=seed.device)
     word = _mix(_mix(token ^ low[..., None]) ^ high[..., None])
     # Small u keeps its relative precision in float32, so the upper tail reaches -log(2^-33), about 23.
     u = ((word.double() + 0.5) / 2**32).float().clamp_(max=1 - 2**-24)
     return -torch.log(-torch.log1p(-u))
+
+
+def _gumbel_native(lib: Kernels, seed: Tensor, stream: int | Tensor, position: Tensor, vocab: int) -> Tensor:
+    """The same words; their logarithms may differ in the last bits, as between any two devices."""
+    streams = stream.flatten() if isinstance(stream, Tensor) else torch.full_like(seed, stream)
+    y = torch.empty(*position.shape, vocab)
+    tensors = (y, seed.contiguous(), streams.contiguous(), position.contiguous())
+    lib.gumbel(*(t.data_ptr() for t in tensors), *position.shape, vocab)
+    return y
 
 
 def _keys(seed: Tensor, stream: int | Tensor, position: Tensor) -> tuple[Tensor, Tensor]:

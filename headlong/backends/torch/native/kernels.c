@@ -15,6 +15,7 @@
 #include "vector.h"
 #include "linear.h"
 #include "rounds.h"
+#include "noise.h"
 
 #define ROWS 32  /* rows in one chunk of smaller work */
 

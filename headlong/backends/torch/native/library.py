@@ -40,6 +40,7 @@ SIGNATURES = {
     "last_kept": "ppplll",
     "best": "ppll",
     "accept_coupled": "pppppll",
+    "gumbel": "pppplll",
     "replay": "pl",
 }
 

@@ -7,6 +7,7 @@ from scipy import stats
 
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.noise import gumbel, uniform
+from headlong.backends.torch.native.library import library, references_only
 
 STREAMS = (noise.TARGET, noise.DRAFT, noise.ACCEPT, noise.RESIDUAL, noise.XTC)
 WORD = 2**32 - 1
@@ -128,3 +129,22 @@ def test_no_two_tokens_share_a_word():
     """A bijection of tokens at each place, so ties come from rounding alone."""
     words = {token_word(123, noise.TARGET, 45, token) for token in range(20000)}
     assert len(words) == 20000
+
+
+# --- the kernel --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    "stream", [noise.TARGET, torch.tensor([[noise.TARGET], [noise.DRAFT], [noise.TARGET]])], ids=str
+)
+def test_native_noise_is_the_references(stream):
+    seed = torch.tensor([0, 2**40 + 3, MAX_SEED])
+    position = torch.tensor([[0, 1, 2, 3], [99, 2**20, 16383, 7], [5, 5, 4, 12345]])
+    found = gumbel(seed, stream, position, 70_003)  # 840,000 numbers: both tails, and a last part of a vector
+    with references_only():
+        wanted = gumbel(seed, stream, position, 70_003)
+    assert found.isfinite().all()
+    assert wanted.max() > 12
+    assert wanted.min() < -2.4
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-6)
