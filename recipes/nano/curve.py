@@ -5,6 +5,7 @@ python curve.py --log work/run/log.jsonl --out training.svg
 
 import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,37 @@ COLOURS = ("#1b6ca8", "#c2571a", "#2e8540", "#8a4fbf")
 Series = list[tuple[float, float]]
 
 
-def panel(title: str, left: int, lines: dict[str, Series], bottom: float, top: float) -> list[str]:
+@dataclass(frozen=True)
+class Axis:
+    """The vertical one, and where the names of the lines begin."""
+
+    title: str
+    bottom: float
+    top: float
+    names: int
+
+
+def panel(axis: Axis, left: int, lines: dict[str, Series]) -> list[str]:
     """One plot over tokens seen, in millions."""
     end = max(x for series in lines.values() for x, _ in series)
 
-    def place(x: float, y: float) -> str:
-        share = (min(max(y, bottom), top) - bottom) / (top - bottom)
-        return f"{left + x / end * WIDTH:.1f},{40 + (1 - share) * HEIGHT:.1f}"
+    def place(x: float, y: float) -> tuple[float, float]:
+        share = (min(max(y, axis.bottom), axis.top) - axis.bottom) / (axis.top - axis.bottom)
+        return round(left + x / end * WIDTH, 1), round(40 + (1 - share) * HEIGHT, 1)
 
-    parts = [f'<text x="{left}" y="22" font-weight="bold">{title}</text>']
+    parts = [f'<text x="{left}" y="22" font-weight="bold">{axis.title}</text>']
     for step in range(5):
-        y = bottom + (top - bottom) * step / 4
-        (x1, y1), (x2, _) = (place(x, y).split(",") for x in (0, end))
-        parts.append(f'<line x1="{x1}" x2="{x2}" y1="{y1}" y2="{y1}" stroke="#9995"/>')
-        parts.append(f'<text x="{left - 6}" y="{float(y1) + 4:.1f}" text-anchor="end">{y:.2g}</text>')
-        parts.append(
-            f'<text x="{left + WIDTH * step / 4}" y="{HEIGHT + 58}" text-anchor="middle">{end * step / 4:.0f}</text>'
-        )
+        value = axis.bottom + (axis.top - axis.bottom) * step / 4
+        x, y = place(0, value)
+        parts.append(f'<line x1="{x}" x2="{left + WIDTH}" y1="{y}" y2="{y}" stroke="#9995"/>')
+        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{value:.2g}</text>')
+    for tokens in range(0, int(end) + 1, 100):
+        parts.append(f'<text x="{place(tokens, 0)[0]}" y="{HEIGHT + 58}" text-anchor="middle">{tokens}</text>')
     for i, (name, series) in enumerate(lines.items()):
-        points = " ".join(place(x, y) for x, y in series)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[i]}" stroke-width="1.6"/>')
-        parts.append(
-            f'<text x="{left + WIDTH - 4}" y="{56 + 16 * i}" text-anchor="end" fill="{COLOURS[i]}">{name}</text>'
-        )
+        points = " ".join("{},{}".format(*place(*point)) for point in series)
+        at, colour = f'x="{left + WIDTH - 4}" y="{axis.names + 16 * i}"', COLOURS[i]
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        parts.append(f'<text {at} text-anchor="end" fill="{colour}">{name}</text>')
     parts.append(f'<text x="{left + WIDTH / 2}" y="{HEIGHT + 76}" text-anchor="middle">million tokens</text>')
     return parts
 
@@ -55,8 +64,8 @@ def draw(entries: list[dict[str, Any]]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT + 90}" '
             f'font-family="sans-serif" font-size="12" fill="#888">',
-            *panel("Loss, nats a token", GAP, losses, 1.0, 5.0),
-            *panel("Held-out code: drafts that agree, those before them right", WIDTH + 2 * GAP, agree, 0.4, 1.0),
+            *panel(Axis("Loss, nats a token", 1, 5, names=56), GAP, losses),
+            *panel(Axis("Held-out code: drafts the trunk agrees with", 0.4, 1, names=200), WIDTH + 2 * GAP, agree),
             "</svg>\n",
         ]
     )
