@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from contextlib import closing
@@ -139,8 +140,6 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if args.model == "":
         raise UserError("the model's name is empty; name a folder or a hub name, or leave it out.")
-    if args.depths[-1] > MAX_DEPTH or args.depths[0] < 0:
-        raise UserError(f"depths are {args.depths[0]} to {args.depths[-1]}; they must be between 0 and {MAX_DEPTH}.")
     for name in ("limit", "repeat"):
         least = 0 if name == "limit" else 1
         if getattr(args, name) < least:
@@ -149,6 +148,8 @@ def _check(args: argparse.Namespace) -> None:
     for path in (args.html, args.png):
         if path and not path.absolute().parent.is_dir():
             raise UserError(f"{path.parent} is not a folder; make it or write {path.name} elsewhere.")
+        if path and os.path.isdir(path):
+            raise UserError(f"{path} is a folder; name a file to write.")
     if args.png:
         plot.check()
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from headlong.settings import DTYPES, Settings
+from headlong.settings import DTYPES, MAX_DEPTH, Settings
 
 
 def add_machine_arguments(group: argparse._ArgumentGroup) -> None:
@@ -48,6 +48,8 @@ def depths(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if whole(last or first) > MAX_DEPTH:
+            raise argparse.ArgumentTypeError(f"{part!r} is past the deepest, {MAX_DEPTH}")
         found |= set(range(whole(first), whole(last or first) + 1))
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} names no depth; give some such as 0,1,4 or 0-4")

@@ -37,7 +37,7 @@ class Result:
             },
             "samplings": [_section(section) for section in report.sections],
             "no_draft_reason": self.no_draft_reason,
-            "same_text": not report.differences,
+            "same_text": not report.differences if report.compared else None,
             "compared": report.compared,
             "differences": [asdict(one) for one in report.differences],
             "prefill_tps": report.prefill_tps,
@@ -52,7 +52,7 @@ class Result:
         return {
             "model": self.model,
             "samplings": [_brief_section(section) for section in self.report.sections],
-            "same_text": not self.report.differences,
+            "same_text": not self.report.differences if self.report.compared else None,
             "seconds": _brief(self.seconds),
             "interrupted": self.interrupted,
         }
@@ -108,7 +108,10 @@ def _of(done: int, available: int) -> str:
 def about_plain(result: Result) -> str:
     if not result.plan.drafting:
         return f"Plain decoding alone: {result.no_draft_reason or 'no other depth was asked for'}"
-    return "Speed-ups are over plain decoding here: the same engine, in rounds that skip the head."
+    return (
+        "Speed-ups are over plain decoding here: the same engine, in rounds that skip the head. "
+        "A text's first drafts are made with its prompt and count as prefill."
+    )
 
 
 def about_costs(section: Section) -> str:

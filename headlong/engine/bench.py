@@ -76,9 +76,10 @@ class Plan:
         cases = [case for row in zip_longest(*sets.values()) for case in row if case]
         for repetition in range(self.repeat):
             for place, case in enumerate(cases):
-                number = repetition * (len(cases) + 1) + place
+                number = repetition * len(cases) + place
                 for mode in self.modes:
-                    yield Turn(case, mode, repetition, self._order(number), self._timed(number))
+                    # Shifted by the repetition, or a prompt would meet the same order again.
+                    yield Turn(case, mode, repetition, self._order(number + repetition), self._timed(number))
 
     def _order(self, number: int) -> tuple[int, ...]:
         """The depths, beginning one later each time, then the same backwards: none always follows another."""

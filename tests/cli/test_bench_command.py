@@ -240,7 +240,11 @@ def test_repetitions_and_seeds(record, engines):
     ("argv", "sentence"),
     [
         ([""], "the model's name is empty; name a folder or a hub name, or leave it out."),
-        (["--depths", "0-9"], "depths are 0 to 9; they must be between 0 and 8."),
+        (["--html", "/tmp"], "/tmp is a folder; name a file to write."),
+        (
+            ["--depths", "0-999999999999"],
+            "--depths: '0-999999999999' is past the deepest, 8; run 'headlong bench --help' for what it takes.",
+        ),
         (
             ["--depths", "3-1"],
             "--depths: '3-1' names no depth; give some such as 0,1,4 or 0-4; "
@@ -291,10 +295,11 @@ def test_a_page_is_written_beside_the_tables(bench, tmp_path):
 
 
 def test_a_page_that_cannot_be_written_costs_no_figures(bench, tmp_path):
-    ran = bench("fine", *BRIEF, "--html", str(tmp_path))
+    (link := tmp_path / "page.html").symlink_to(tmp_path / "no" / "where")
+    ran = bench("fine", *BRIEF, "--html", str(link))
     assert ran.code == 2
     assert json.loads(ran.out.splitlines()[-1])["same_text"] is True
-    assert ran.err == f"headlong: {tmp_path} cannot be written (Is a directory); name another file.\n"
+    assert ran.err == f"headlong: {link} cannot be written (No such file or directory); name another file.\n"
 
 
 def test_a_picture_without_matplotlib_is_refused_before_any_load(command, monkeypatch, tmp_path):

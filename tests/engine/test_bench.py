@@ -204,3 +204,11 @@ def test_the_backend_is_lent_while_the_engine_is_idle(build):
     engine.close()
     with pytest.raises(UserError, match="closed"), engine.idle_backend():
         pass
+
+
+@pytest.mark.parametrize("repeat", [6, 12, 24])
+def test_one_prompt_repeated_times_every_depth(repeat):
+    plan = Plan((Case("a", 1, (1, 2)),), (Mode(0.0),), tuple(range(9)), repeat=repeat)
+    counts = Counter(depth for turn in plan.turns() for depth in turn.timed)
+    assert counts.keys() == set(range(1, 9))
+    assert max(counts.values()) - min(counts.values()) <= 1

@@ -107,7 +107,7 @@ def _describe(device: torch.device, dtype: torch.dtype, threads: int) -> str:
     if device.type != "cpu":
         return f"{torch.cuda.get_device_name(device)} in {name}"
     kernels = "compiled kernels" if library() else "plain PyTorch"
-    return f"{threads} CPU threads in {name} with {kernels}"
+    return f"{threads} CPU thread{'s' if threads > 1 else ''} in {name} with {kernels}"
 
 
 def _no_draft_reason(checkpoint: Checkpoint, settings: Settings) -> str:

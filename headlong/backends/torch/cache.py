@@ -60,8 +60,8 @@ class Cache:
         inputs = (limits.rows, shape.conv_kernel - 1 + MAX_WIDTH, shape.conv_channels)
         self.memories = [
             Memory(
-                torch.zeros(state, device=device),
-                torch.zeros(waiting, device=device),
+                torch.zeros(state, dtype=torch.float32, device=device),
+                torch.zeros(waiting, dtype=torch.float32, device=device),
                 torch.zeros(inputs, dtype=dtype, device=device),
             )
             for _ in range(shape.recurrent_layers)

@@ -67,13 +67,13 @@ class Chain:
         self.needs = [Needs()] * rows
         self.seed = torch.zeros(rows, dtype=torch.long, device=device)
         self.coupled = torch.ones(rows, dtype=torch.bool, device=device)
-        self.drawn = torch.zeros(rows, device=device)  # 1 where noise applies, 0 for greedy rows
-        self.temperature = torch.ones(rows, device=device)
+        self.drawn = torch.zeros(rows, dtype=torch.float32, device=device)  # 1 where noise applies, 0 for greedy rows
+        self.temperature = torch.ones(rows, dtype=torch.float32, device=device)
         self.top_k = torch.full((rows,), vocab, dtype=torch.long, device=device)
-        self.top_p = torch.full((rows,), NO_TOP_P, device=device)
-        self.min_p = torch.zeros(rows, device=device)
-        self.xtc = torch.zeros(rows, 2, device=device)  # probability, threshold
-        self.penalty = torch.zeros(rows, 3, device=device)  # repetition, presence, frequency
+        self.top_p = torch.full((rows,), NO_TOP_P, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.xtc = torch.zeros(rows, 2, dtype=torch.float32, device=device)  # probability, threshold
+        self.penalty = torch.zeros(rows, 3, dtype=torch.float32, device=device)  # repetition, presence, frequency
         # As large as the vocabulary for every row, so made when a request first needs them.
         self.counts: Tensor | None = None
         self.in_prompt: Tensor | None = None
@@ -99,7 +99,7 @@ class Chain:
             self.counts = torch.zeros(self.rows, self.vocab, dtype=torch.int32, device=self.device)
             self.in_prompt = torch.zeros(self.rows, self.vocab, dtype=torch.bool, device=self.device)
         values = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-        self.penalty[row] = torch.tensor(values, device=self.device)
+        self.penalty[row] = torch.tensor(values, dtype=torch.float32, device=self.device)
         if self.counts is not None and self.in_prompt is not None:
             self.counts[row] = 0
             self.in_prompt[row] = False
@@ -107,7 +107,7 @@ class Chain:
 
     def _start_bias(self, row: int, sampling: Sampling) -> None:
         if self.needs[row].bias and self.bias is None:
-            self.bias = torch.zeros(self.rows, self.vocab, device=self.device)
+            self.bias = torch.zeros(self.rows, self.vocab, dtype=torch.float32, device=self.device)
         if self.bias is not None:
             self.bias[row] = 0
             for token, value in sampling.logit_bias.items():

@@ -127,5 +127,5 @@ class Rounds:
         """Made when a row first needs it: it is as large as the vocabulary for every row and draft."""
         if self.draft_probs is None:
             shape = (self.cache.limits.rows, MAX_DEPTH, self.chain.vocab)
-            self.draft_probs = torch.zeros(shape, device=self.cache.device)
+            self.draft_probs = torch.zeros(shape, dtype=torch.float32, device=self.cache.device)
         return self.draft_probs

@@ -1,5 +1,9 @@
 """A pass that is played again gives what an ordinary call gives, and passes of dense models are played."""
 
+import itertools
+import mmap
+import threading
+
 import pytest
 import torch
 
@@ -8,6 +12,7 @@ from headlong.backends.torch.kernels.norm import add_norm, swiglu
 from headlong.backends.torch.native import huge, tape
 from headlong.backends.torch.native.library import library, references_only
 from headlong.backends.torch.native.tape import Taped
+from headlong.engine.request import Sampling
 from tests import tiny
 from tests.backends.torch.driver import Driver, Job, fixed, open_tiny, prompt_of
 
@@ -73,6 +78,19 @@ def test_large_passes_and_many_shapes(kernels_only, monkeypatch):
 
 
 @torch.inference_mode()
+def test_what_was_used_longest_ago_makes_room(kernels_only, monkeypatch):
+    taped = Taped(kernels_only)
+    check(kernels_only, taped, [(rows, 24) for rows in (1, 2, 3)])
+    sizes = {key[0][0]: played.nbytes for key, played in taped.tapes.items()}
+    monkeypatch.setattr(tape, "MOST_BYTES", sizes[1] + sizes[3] + 2 * sizes[2])
+    check(kernels_only, taped, [(1, 24), (3, 24), (4, 24), (1, 24)])
+    assert sum(played.nbytes for played in taped.tapes.values()) <= tape.MOST_BYTES
+    kept = [key[0][0] for key in taped.tapes]
+    assert 2 not in kept
+    assert kept[-1] == 1
+
+
+@torch.inference_mode()
 def test_nothing_is_kept_without_kernels(kernels_only):
     taped = Taped(lambda rows, x: (x + 1,))
     with references_only():
@@ -97,3 +115,46 @@ def test_huge_tensors_stand_apart(monkeypatch):
         tensor.fill_(i)
     assert all((tensor == i).all() and tensor.data_ptr() % 64 == 0 for i, tensor in enumerate(tensors))
     assert [tuple(tensor.shape) for tensor in tensors[::3]] == shapes
+
+
+def test_huge_tensors_of_several_threads_stand_apart(monkeypatch):
+    monkeypatch.setattr(huge, "SLAB", 1 << 22)
+    made: list[torch.Tensor] = []
+
+    def make(size):
+        made.extend(huge.empty((size,), torch.uint8) for _ in range(200))
+
+    threads = [threading.Thread(target=make, args=(size,)) for size in (1 << 20, 1 << 18)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in made)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_kernel_without_huge_pages(monkeypatch):
+    class Refusing(mmap.mmap):
+        def madvise(self, *arguments):
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    monkeypatch.setattr(huge, "_slab", None)
+    assert huge.empty((4, 4), torch.float32).shape == (4, 4)
+
+
+def test_torchs_default_type_changes_nothing(tmp_path):
+    folder = tiny.write(tmp_path, "dense")
+    jobs = [Job(prompt_of(9, 128), depth=fixed(2)), Job(prompt_of(5, 128), sampling=Sampling(0.8, seed=1))]
+
+    def tokens():
+        traces = Driver(open_tiny(folder, rows=2)).run(jobs, 8)
+        return [traces[row].tokens for row in range(2)]
+
+    wanted = tokens()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = tokens()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == wanted

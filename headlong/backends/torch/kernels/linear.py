@@ -78,7 +78,7 @@ class Int8Weight:
     def __init__(self, lib: Kernels, rows: int, matrices: Iterable[Tensor]) -> None:
         """Of matrices that share their input, stacked: so many rows in all."""
         self.lib, self.out_features = lib, rows
-        self.scales = torch.empty(rows)
+        self.scales = torch.empty(rows, dtype=torch.float32)
         done = 0
         for matrix in matrices:
             size = matrix.shape[1]

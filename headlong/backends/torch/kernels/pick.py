@@ -22,7 +22,7 @@ def embed(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     lib = library() if table.is_cpu and dtype == torch.float32 else None
     if lib is None or table.dtype not in (torch.float32, torch.bfloat16):
         return table[tokens].to(dtype)
-    y = torch.empty(len(tokens), table.shape[1])
+    y = torch.empty(len(tokens), table.shape[1], dtype=torch.float32)
     half = table.dtype == torch.bfloat16
     lib.embed(y.data_ptr(), table.data_ptr(), half, tokens.data_ptr(), len(tokens), table.shape[1])
     return y

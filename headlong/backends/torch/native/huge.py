@@ -1,8 +1,10 @@
 """Memory for weights in huge pages: every round reads it from end to end, and small pages cost it time in look-ups."""
 
+import contextlib
 import ctypes
 import mmap
 import os
+import threading
 import weakref
 
 import torch
@@ -14,6 +16,7 @@ LARGE = 1 << 20
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
+_lock = threading.Lock()  # models may be loaded in several threads
 _slab: "weakref.ref[mmap.mmap] | None" = None
 _used = 0
 
@@ -23,14 +26,15 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     global _slab, _used
     count = torch.Size(shape).numel()
     size = -(-count * dtype.itemsize // LINE) * LINE
-    slab = _slab() if _slab else None
     if size >= LARGE and _trim:
         _trim(0)  # what was read and copied before would else stay with the C library, up to 64 MB of it
-    if slab is None or _used + size > len(slab):
-        slab, _used = _map(max(size, SLAB)), 0
-        _slab = weakref.ref(slab)
-    tensor = torch.frombuffer(slab, dtype=dtype, count=count, offset=_used).view(shape)
-    _used += size
+    with _lock:
+        slab = _slab() if _slab else None
+        if slab is None or _used + size > len(slab):
+            slab, _used = _map(max(size, SLAB)), 0
+            _slab = weakref.ref(slab)
+        tensor = torch.frombuffer(slab, dtype=dtype, count=count, offset=_used).view(shape)
+        _used += size
     return tensor
 
 
@@ -38,5 +42,6 @@ def _map(size: int) -> mmap.mmap:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
     slab = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    slab.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel built without them
+        slab.madvise(mmap.MADV_HUGEPAGE)
     return slab

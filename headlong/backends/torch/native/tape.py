@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headlong.backends.torch.native.library import Calls, Kernels, library, recorded
 
-MOST_BYTES = 1 << 25  # of a pass's own tensors; a pass with more is long, and its Python a small part of it
-MOST_TAPES = 64
+MOST_BYTES = 1 << 26  # of the tensors of all tapes; a pass with more is long, and its Python a small part of it
+MOST_TAPES = 256
 
 Pass = Callable[..., tuple[Tensor, ...]]
 
@@ -36,7 +36,7 @@ class Taped:
         key = tuple(tensor.shape for tensor in tensors)
         if key not in self.tapes:
             return self._record(key, lib, rows, tensors)
-        tape = self.tapes[key]
+        tape = self.tapes[key] = self.tapes.pop(key)  # the newest last
         return self.function(rows, *tensors) if tape is None else tape.play(tensors)
 
     def _record(
@@ -45,12 +45,18 @@ class Taped:
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         with recorded() as calls, _Watch() as watch:
             outputs = self.function(rows, *inputs)
-        if len(self.tapes) == MOST_TAPES:
-            del self.tapes[next(iter(self.tapes))]
-        size = sum(tensor.nbytes for tensor in watch.made)
-        keep = watch.only_kernels and size <= MOST_BYTES
-        self.tapes[key] = Tape(lib, calls, inputs, outputs, watch.made) if keep else None
+        tape = Tape(lib, calls, inputs, outputs, watch.made)
+        keep = watch.only_kernels and tape.nbytes <= MOST_BYTES
+        self._make_room(tape.nbytes if keep else 0)
+        self.tapes[key] = tape if keep else None
         return outputs
+
+    def _make_room(self, nbytes: int) -> None:
+        """Let go of what was used longest ago."""
+        held = sum(tape.nbytes for tape in self.tapes.values() if tape)
+        while self.tapes and (held + nbytes > MOST_BYTES or len(self.tapes) >= MOST_TAPES):
+            oldest = self.tapes.pop(next(iter(self.tapes)))
+            held -= oldest.nbytes if oldest else 0
 
 
 class Tape:
@@ -65,6 +71,7 @@ class Tape:
         made: list[Tensor],
     ) -> None:
         self.lib, self.inputs, self.outputs, self.kept_alive = lib, inputs, outputs, (made, calls)
+        self.nbytes = sum(tensor.nbytes for tensor in (*inputs, *made))
         words = [word for address, arguments in calls for word in (address, ctypes.addressof(arguments))]
         self.calls, self.count = (ctypes.c_void_p * len(words))(*words), len(calls)
 
