@@ -2,7 +2,10 @@
 
 import itertools
 import mmap
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from headlong.engine.request import Sampling
 from tests import tiny
 from tests.backends.torch.driver import Driver, Job, fixed, open_tiny, prompt_of
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 
@@ -56,7 +60,19 @@ def test_played_again(kernels_only):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("extra", [lambda x: x * 2, lambda x: x.sort()[0], lambda x: x.add_(1)])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        lambda x: x * 2,
+        lambda x: x.sort()[0],
+        lambda x: x.add_(1),
+        lambda x: torch.cat([x]),
+        lambda x: x.double().float(),
+        lambda x: x.repeat(2, 1).mT.contiguous() if x.dim() == 2 else x.clone(),
+        lambda x: x.new_empty(x.shape).copy_(x),
+        lambda x: x[torch.tensor([0])],
+    ],
+)
 def test_other_operations_are_never_played(kernels_only, extra):
     def function(rows, x):
         return tuple(extra(part) for part in kernels_only(rows, x))
@@ -105,6 +121,14 @@ def test_rounds_of_a_dense_model_are_played(tmp_path):
     for taped in (backend.rounds.verify, backend.rounds.drafter.feed):
         assert taped.tapes
         assert all(taped.tapes.values())
+
+
+def test_recording_imports_no_compiler(tmp_path):
+    """torch's own compiler takes longer to import than a small model to load."""
+    folder = tiny.write(tmp_path, "dense", with_tokenizer=True)
+    code = f"import sys, headlong; headlong.load({str(folder)!r}).generate([3, 4, 5], max_tokens=4, ignore_eos=True)"
+    code += "; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_huge_tensors_stand_apart(monkeypatch):

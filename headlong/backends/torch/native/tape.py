@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from headlong.backends.torch.native.library import Calls, Kernels, library, recorded
 
@@ -82,20 +82,32 @@ class Tape:
         return self.outputs
 
 
-class _Watch(TorchDispatchMode):
-    """Keeps the tensors that are made, and notices every operation that a tape would not repeat."""
+class _Watch(TorchFunctionMode):
+    """Keeps the tensors that are made, and notices every operation that a tape would not repeat.
 
-    MAKERS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default, torch.ops.aten.empty_like.default)
+    It looks at calls from Python: a mode below those would see more, but importing it takes longer than a load.
+    """
+
+    MAKERS = frozenset(("empty", "new_empty", "empty_like"))
+    VIEWS = frozenset(("view", "flatten", "unflatten", "split", "__getitem__", "contiguous", "float", "__get__"))
+    QUESTIONS = frozenset(("data_ptr", "stride", "numel", "__len__"))
 
     def __init__(self) -> None:
         super().__init__()
         self.made: list[Tensor] = []
         self.only_kernels = True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in self.MAKERS:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), func.__name__
+        if name in self.MAKERS:
             self.made.append(out)
-        elif not func.is_view:
+        elif not (name in self.QUESTIONS or (name in self.VIEWS and _is_part(out, args[0]))):
             self.only_kernels = False
         return out
+
+
+def _is_part(found: Any, whole: Tensor) -> bool:
+    """Whether all tensors in it are the same memory as another; what is no tensor is no memory at all."""
+    if isinstance(found, Tensor):
+        return found.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return all(_is_part(part, whole) for part in found) if isinstance(found, tuple | list) else True
