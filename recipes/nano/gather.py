@@ -92,7 +92,7 @@ def main() -> None:
     extra = {kind: [name for registry, name, _ in listed("prose.txt") if registry == kind] for kind in folders}
     python = [*names("heldout.txt"), *names("python.txt"), *extra["pypi"]]
     with ThreadPoolExecutor(12) as pool:
-        problems = list(pool.map(lambda name: fetch_python(args.index, name, folders["pypi"]), python))
+        problems = list(pool.map(lambda name: fetch_python(args.index.rstrip("/"), name, folders["pypi"]), python))
     problems += fetch_by_tool(["apt-get", "download"], names("debian.txt"), folders["debian"])
     problems += fetch_by_tool(["npm", "pack"], extra["npm"], folders["npm"])
     for problem in filter(None, problems):
