@@ -11,7 +11,6 @@ Before any time is taken, the text is checked to be the same. The last line is o
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
@@ -20,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from headlong.backends.torch.backend import TorchBackend
@@ -29,8 +28,12 @@ from headlong.backends.torch.native.library import torch_threads
 from headlong.checkpoint.checkpoint import open_checkpoint
 from headlong.checkpoint.families import model_config
 from headlong.checkpoint.find import find
-from headlong.checkpoint.quant import expand
-from headlong.engine.request import Chunk, RowPlan, Sampling
+from headlong.checkpoint.packed import pair
+from headlong.checkpoint.shards import gather
+from headlong.checkpoint.tensor import as_float32, whole
+from headlong.cli.machine import cpu_name
+from headlong.engine.costs import Row
+from headlong.engine.request import Sampling
 from headlong.settings import Settings
 
 CONFIG = {
@@ -78,17 +81,13 @@ def write_nano(folder: Path, stored: torch.dtype) -> None:
     """The embedded model unquantised, so that transformers can read it too."""
     source = find("nano")
     config = json.loads((source / "config.json").read_text())
-    bits = config.pop("quantization")["bits"]
-    del config["quantization_config"]
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors, plain = load_file(source / "model.safetensors"), {}
-    for name, value in tensors.items():
-        module = name.removesuffix(".weight")
-        if value.dtype == torch.uint32:
-            scales, biases = (tensors[f"{module}.{part}"].float().numpy() for part in ("scales", "biases"))
-            plain[name] = torch.from_numpy(expand(value.numpy(), scales, biases, bits)).to(stored)
-        elif not name.endswith((".scales", ".biases")):
-            plain[name] = value.to(stored)
+    unquantised = {name: value for name, value in config.items() if not name.startswith("quantization")}
+    (folder / "config.json").write_text(json.dumps(unquantised))
+    tensors, _ = gather(source, config)
+    plain = {
+        name: torch.from_numpy(as_float32(whole(item).read())).to(stored)
+        for name, item in pair(tensors, config).items()
+    }
     save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -99,23 +98,12 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return {name if name.startswith("mtp.") else f"model.{name}": shape for name, shape in names.items()}
 
 
-class Runner:
-    """One row of one backend, told round by round what to do."""
-
-    def __init__(self, backend: TorchBackend, depth: int) -> None:
-        self.backend, self.depth, self.pages, self.length = backend, depth, 0, len(PROMPT) - 1
-        backend.start(0, PROMPT, Sampling(), 0)
-        backend.prefill(Chunk(0, 0, PROMPT[:-1], PROMPT[-1], self.grow(64 + 20), draft=depth))
-
-    def grow(self, tokens: int) -> range:
-        first, self.pages = self.pages, max(self.pages, -(-tokens // self.backend.limits.page))
-        return range(first, self.pages)
-
-    def step(self) -> tuple[int, ...]:
-        pages = self.grow(self.length + 2 * self.depth + 2)
-        (kept,) = self.backend.round([RowPlan(0, self.depth, self.depth, pages)]).result()
-        self.length += len(kept.tokens)
-        return kept.tokens
+def started(backend: TorchBackend, depth: int) -> Row:
+    """A row with the prompt and its first drafts."""
+    row = Row(backend)
+    row.start(PROMPT, Sampling(), 0)
+    row.round(0, depth)
+    return row
 
 
 def timed(action: Callable[[], object], times: int) -> float:
@@ -138,8 +126,8 @@ def drafts_of(backend: TorchBackend) -> Callable[[], tuple[float, float]]:
         return original(feed, depths)
 
     drafter.draft = keep  # type: ignore[method-assign]
-    Runner(backend, 1).step()
-    feed = feeds[0]  # the prompt's last pair
+    started(backend, 1)
+    feed = feeds[0]
 
     def measure() -> tuple[float, float]:
         with torch.inference_mode(), torch_threads(backend.round_threads):
@@ -173,24 +161,18 @@ def main() -> None:
     for key, value in ratios.items():
         print(f"{key:26} {value:6.2f}" + (f"   wanted {bars[key]}" if key in bars else ""))
     print(f"plain step {result['plain_s'] * 1e3:.2f} ms, transformers {result['transformers_s'] * 1e3:.2f} ms")
-    machine = {"cpu": cpu(), "threads": args.threads, "torch": torch.__version__, "shape": args.shape}
+    machine = {"cpu": cpu_name(), "threads": args.threads, "torch": torch.__version__, "shape": args.shape}
     machine["stored"] = args.stored
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     print(json.dumps({**ratios, **result, **machine}))
-
-
-def cpu() -> str:
-    """The processor's name, as far as the system tells."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def measure_all(folder: Path, rounds: int, tokens: int) -> dict[str, float]:
     settings = Settings(rows=1, context=2048)
     plain_backend, head_backend = (TorchBackend(open_checkpoint(str(folder)), settings) for _ in range(2))
     peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    plain, text = Runner(plain_backend, 0), list(PROMPT)
+    plain, text = Row(plain_backend), list(PROMPT)
+    plain.start(PROMPT, Sampling(), 0)
 
     def peer_generate(count: int) -> list[int]:
         out = peer.generate(
@@ -199,7 +181,7 @@ def measure_all(folder: Path, rounds: int, tokens: int) -> dict[str, float]:
         return out[0].tolist()
 
     while len(text) < len(PROMPT) + 32:
-        text += plain.step()
+        text += plain.round(0, 0)
     assert peer_generate(32) == text[: len(PROMPT) + 32], "transformers gives other text"
     drafts = drafts_of(head_backend)
     plain_backend.rounds.drafter = Wrong({0: [0] * 10000}, CONFIG["vocab_size"])
@@ -208,7 +190,8 @@ def measure_all(folder: Path, rounds: int, tokens: int) -> dict[str, float]:
         # Every width anew from the prompt, so that all have as many tokens behind them.
         for width in (1, *WIDTHS):
             name = "plain_s" if width == 1 else f"width_{width}_s"
-            times[name].append(timed(Runner(plain_backend, width - 1).step, tokens))
+            depth, row = width - 1, started(plain_backend, width - 1)
+            times[name].append(statistics.fmean(row.time(depth, depth) for _ in range(tokens)))
         first, further = drafts()
         times["first_draft_s"].append(first)
         times["head_step_s"].append(further)

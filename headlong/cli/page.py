@@ -118,11 +118,11 @@ def _legend(entries: Sequence[tuple[str, str, bool]]) -> str:
 
 def _table(figures: Sequence[Figures], section: Section) -> str:
     """The terminal's columns, and each depth's drafts kept by position."""
-    best = max(tables.speedup(one) for one in figures)
+    best = max(one.gain for one in figures)
     head = "".join(f"<th>{name}</th>" for name in (*tables.SPEEDS, "drafts kept by position"))
     body = []
     for one in figures:
         cells = [*tables.speed_cells(one, section.costs), " ".join(f"{share:.0%}" for share in one.accepted)]
-        kind = ' class="best"' if one.depth and tables.speedup(one) == best else ""
+        kind = ' class="best"' if one.depth and one.gain == best else ""
         body.append(f"<tr{kind}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>'

@@ -37,7 +37,7 @@ def _speedups(panel: Any, section: Section) -> None:
         measured = [one for one in figures if one.speedup]
         panel.errorbar(
             [one.depth + 0.05 * place for one in measured],  # beside each other, or the bars would hide one another
-            [tables.speedup(one) for one in measured],
+            [one.gain for one in measured],
             yerr=_bars(measured),
             label=name,
             marker="o",

@@ -58,12 +58,10 @@ def _tables(section: Section, every_set: bool) -> Iterator[tuple[str, "Table"]]:
 
 def _speeds(figures: Sequence[Figures], costs: Costs | None) -> "Table":
     columns = SPEEDS if len(figures) > 1 else SPEEDS[:PLAIN_SPEEDS]
-    best = max(speedup(one) for one in figures)
+    best = max(one.gain for one in figures)
     table = _table(columns)
     for one in figures:
-        table.add_row(
-            *speed_cells(one, costs)[: len(columns)], style=BEST if one.depth and speedup(one) == best else ""
-        )
+        table.add_row(*speed_cells(one, costs)[: len(columns)], style=BEST if one.depth and one.gain == best else "")
     return table
 
 
@@ -113,10 +111,6 @@ def rows(section: Section) -> list[tuple[str, tuple[Figures, ...]]]:
     """Every set's figures and, where there are several, those of all together."""
     sets = list(section.sets.items())
     return [*sets, ("all", section.all)] if len(sets) > 1 else sets
-
-
-def speedup(figures: Figures) -> float:
-    return figures.speedup.value if figures.speedup else 0.0
 
 
 def middle(spread: Spread | None) -> str:

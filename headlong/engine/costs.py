@@ -119,13 +119,17 @@ class Row:
         """Whether two windows, a plain one and drafts after it fit, if all drafts are kept."""
         return self._length + 2 * (depth + 1) + 1 + depth <= self._limits.context
 
-    def time(self, verify: int, draft: int) -> float:
+    def round(self, verify: int, draft: int) -> tuple[int, ...]:
+        """The tokens it gave."""
         plan = [RowPlan(self.number, verify, draft, self._grow(self._length + verify + 1 + draft))]
-        started = perf_counter()
         (kept,) = self._backend.round(plan).result()
-        seconds = perf_counter() - started
         self._length += len(kept.tokens)
-        return seconds
+        return kept.tokens
+
+    def time(self, verify: int, draft: int) -> float:
+        started = perf_counter()
+        self.round(verify, draft)
+        return perf_counter() - started
 
     def _grow(self, positions: int) -> range:
         """Pages the row gains so that it covers so many positions."""

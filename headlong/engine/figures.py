@@ -37,6 +37,11 @@ class Figures:
     tokens_a_round: float
     accepted: tuple[float, ...]  # by position: the share of rounds with a draft there that kept it
 
+    @property
+    def gain(self) -> float:
+        """The speed-up as a number to order by; 0 where none was measured."""
+        return self.speedup.value if self.speedup else 0.0
+
 
 @dataclass(frozen=True)
 class Section:
@@ -54,7 +59,7 @@ class Section:
     @property
     def fastest(self) -> Figures | None:
         """The depth with the highest speed-up; plain decoding when none is above it."""
-        return max((one for one in self.all if one.speedup), key=_speedup_of, default=None)
+        return max((one for one in self.all if one.speedup), key=lambda one: one.gain, default=None)
 
 
 @dataclass(frozen=True)
@@ -149,10 +154,6 @@ def _total_tps(runs: Iterable[Run]) -> float:
     timings = [run.output.timings for run in runs]
     seconds = sum(each.decode_s for each in timings)
     return sum(each.tokens for each in timings) / seconds if seconds else 0.0
-
-
-def _speedup_of(figures: Figures) -> float:
-    return figures.speedup.value if figures.speedup else 0.0
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:

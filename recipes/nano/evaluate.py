@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import headlong
-from headlong.checkpoint.quant import expand
+from headlong.checkpoint.packed import pair
+from headlong.checkpoint.shards import gather
+from headlong.checkpoint.tensor import as_float32, whole
 from model import Nano, Shape
 from tokenizer import END, documents
 
@@ -42,17 +43,10 @@ STOPS = ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\n@", "\nimport ", "\nfrom 
 def trained(folder: Path) -> Nano:
     """The exported weights back in the training model."""
     config = json.loads((folder / "config.json").read_text())
-    stored = load_file(folder / "model.safetensors")
-    weights = {}
-    for name, value in stored.items():
-        module = name.removesuffix(".weight")
-        if f"{module}.scales" in stored and name.endswith(".weight"):
-            scales, biases = (stored[f"{module}.{part}"].float().numpy() for part in ("scales", "biases"))
-            weights[name] = torch.from_numpy(expand(value.numpy(), scales, biases, config["quantization"]["bits"]))
-        elif not name.endswith((".scales", ".biases")):
-            weights[name] = value.float()
+    tensors, _ = gather(folder, config)
+    arrays = {name: as_float32(whole(item).read()) for name, item in pair(tensors, config).items()}
     model = Nano(Shape())
-    model.load_state_dict(weights)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return model.eval()
 
 

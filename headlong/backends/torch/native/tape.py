@@ -1,5 +1,7 @@
-"""Passes whose kernel calls are kept, so that the next one like it is a single call: on a small model, Python between
-kernels would take as long as some of them."""
+"""Passes whose kernel calls are kept, so that the next one like it is a single call.
+
+On a small model the Python between kernels would take as long as some of them.
+"""
 
 import ctypes
 from collections.abc import Callable
