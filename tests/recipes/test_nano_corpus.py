@@ -12,6 +12,7 @@ import pytest
 
 from archives import licence, members, page_text, text_of
 from corpus import (
+    Corpus,
     Document,
     Seen,
     benchmark_lines,
@@ -131,6 +132,23 @@ def test_duplicates_exact_and_near() -> None:
     assert not seen.new("\n".join([*lines[:8], "two other lines that were never seen before", "x" * 40]))
     assert seen.new("\n".join([*lines[:3], *(f"another text, whose line number {i} is new" for i in range(9))]))
     assert (seen.exact, seen.near) == (1, 1)
+
+
+def test_a_corpus_keeps_what_is_new_and_makes_dialogues(tmp_path: Path) -> None:
+    problem = "Say whether x has the property that is asked for here."
+    corpus = Corpus(tmp_path / "text", {problem})
+    code = Document("code", "p", "m.py", FUNCTION)
+    held = Document("heldout-code", "q", "n.py", FUNCTION + "\n# Elsewhere.\n")
+    asked = Document("docs", "p", "d.rst", f"A page.\n{problem}\n")
+    assert corpus.add([held]) == len(held.text)
+    assert corpus.add([code, code, asked]) == 0  # resembles what is held out, twice; holds a problem
+    other = Document("code", "p", "o.py", FUNCTION.replace("area", "surface").replace("positive", "above zero"))
+    assert corpus.add([other]) == len(other.text)
+    summary = corpus.close()
+    assert (summary["exact_duplicates"], summary["near_duplicates"]) == (1, 1)
+    files = {path.stem: path.read_text().splitlines() for path in (tmp_path / "text").iterdir()}
+    assert {kind: len(lines) for kind, lines in files.items() if lines} == {"heldout-code": 1, "code": 1, "chat": 1}
+    assert json.loads(files["chat"][0])["messages"][0]["role"] == "user"
 
 
 def test_benchmark_problems_are_kept_out(tmp_path: Path) -> None:
