@@ -96,7 +96,7 @@ def test_other_files_have_one_message_a_line(file, name):
         ("a.jsonl", '{"messages": {"role": "user"}}', "a.jsonl, line 1: messages must be a list of objects"),
         ("a.txt", b"\xff\xfe", "a.txt is not UTF-8 (byte 0); save it as UTF-8."),
         ("a.jsonl.gz", b"plain", "a.jsonl.gz is not a whole gzip file (Not a gzipped file (b'pl')); download it again"),
-        ("a.jsonl.gz", gzip.compress(b"x" * 99)[:-4], "a.jsonl.gz is not a whole gzip file ("),
+        ("a.jsonl.gz", gzip.compress(b"x" * 99, mtime=0)[:-4], "a.jsonl.gz is not a whole gzip file ("),
     ],
 )
 def test_broken_files_are_told(file, name, content, sentence):
