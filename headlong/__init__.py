@@ -28,14 +28,16 @@ def load(name: "str | PathLike[str] | None" = None, *, require_draft: bool = Fal
 
     from headlong.checkpoint.checkpoint import open_checkpoint  # these are slow to import
     from headlong.checkpoint.find import DEFAULT
+    from headlong.engine import tuning
     from headlong.engine.text import Text
 
     checkpoint = open_checkpoint(DEFAULT if name is None else name)
-    if not checkpoint.head.found or chosen.draft_kind == "none":
+    if chosen.draft_kind == "none" or (not checkpoint.head.found and chosen.draft_kind != "ngram"):
         _accept_plain(checkpoint, chosen, require_draft)
     text = Text.from_folder(checkpoint.folder)
     backend = open_backend(checkpoint, chosen)
-    return Engine(backend, text, checkpoint.name, checkpoint.config.eos_token_ids, chosen)
+    costs = tuning.read(tuning.where(checkpoint.folder, backend.limits))
+    return Engine(backend, text, checkpoint.name, checkpoint.config.eos_token_ids, chosen, costs)
 
 
 def _settings(given: dict[str, Any]) -> Settings:

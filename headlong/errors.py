@@ -2,7 +2,8 @@
 
 HeadlongError
 ├── UserError        a mistake a person can mend: bad flag, bad request, bad model folder (exit code 2)
-│   └── DraftError   drafting was required and could not run (exit code 3)
+│   ├── DraftError   drafting was required and could not run (exit code 3)
+│   └── QueueFull    as many requests wait as may; try again later
 └── Fault            something of ours broke; never the user's doing (exit code 1)
 
 A message is one sentence: what was found, what was wanted, what to do.
@@ -25,6 +26,10 @@ class DraftError(UserError):
     """Drafting was required, and this model or these options do not allow it."""
 
     exit_code = 3
+
+
+class QueueFull(UserError):
+    """The engine holds as many requests as it may."""
 
 
 class Fault(HeadlongError):

@@ -7,9 +7,21 @@ from headlong.errors import UserError
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DRAFT_KINDS = ("auto", "mtp", "none")
+DRAFT_KINDS = ("auto", "mtp", "ngram", "none")
+REQUEST_DRAFT_KINDS = ("auto", "mtp", "ngram", "prediction", "none")
 MAX_DEPTH = 8
-AUTO_DEPTH = 2
+LEAST = {
+    "rows": 1,
+    "context": 0,
+    "page": 1,
+    "chunk": 0,
+    "budget": 0,
+    "cache_tokens": 0,
+    "prefix_bytes": 0,
+    "queue": 1,
+    "threads": 0,
+}
+MEANS_AUTO = dict.fromkeys(("context", "chunk", "budget", "cache_tokens", "threads"), " (0: chosen for you)")
 
 
 @dataclass(frozen=True)
@@ -21,9 +33,13 @@ class Settings:
     rows: int = 8  # sequences that run at once
     context: int = 0  # longest sequence in tokens; 0: the model's own limit, at most 16384
     page: int = 128  # tokens in one K/V page
-    chunk: int = 512  # tokens in one prefill chunk, a multiple of the page
-    draft_kind: str = "auto"  # auto: the model's head if it has one
-    threads: int = 0  # of the CPU; 0: as many as torch takes. Prompts' last bits depend on it
+    chunk: int = 0  # tokens in one prefill chunk, a multiple of the page; 0: one page on a CPU, four on a GPU
+    budget: int = 0  # prompt tokens between two rounds while rows decode; 0: one chunk
+    cache_tokens: int = 0  # positions that all rows together may hold; 0: every row's whole context
+    prefix_bytes: int = 1 << 30  # for prompts' beginnings kept for later requests; 0: none are kept
+    queue: int = 1024  # requests that may wait; more are refused
+    draft_kind: str = "auto"  # auto: the model's head if it has one, n-grams, and a request's prediction
+    threads: int = 0  # of the CPU; 0: as many as torch takes. Without compiled kernels prompts' last bits depend on it
 
     def __post_init__(self) -> None:
         if not DEVICE.fullmatch(self.device):
@@ -32,14 +48,11 @@ class Settings:
             raise UserError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
         if self.draft_kind not in DRAFT_KINDS:
             raise UserError(f"draft kind is {self.draft_kind!r}; it must be one of {', '.join(DRAFT_KINDS)}.")
-        for name in ("rows", "context", "page", "chunk", "threads"):
-            if not isinstance(getattr(self, name), int):
-                raise UserError(f"{name} is {getattr(self, name)!r}; it must be a whole number.")
-        if self.rows < 1:
-            raise UserError(f"rows is {self.rows}; it must be at least 1.")
-        if self.context < 0:
-            raise UserError(f"context is {self.context}; it must be 0 (chosen for you) or a number of tokens.")
-        if self.threads < 0:
-            raise UserError(f"threads is {self.threads}; it must be 0 (chosen for you) or a number of threads.")
-        if self.page < 1 or self.chunk < 1 or self.chunk % self.page:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int):
+                raise UserError(f"{name} is {value!r}; it must be a whole number.")
+            if value < least:
+                raise UserError(f"{name} is {value}; it must be at least {least}{MEANS_AUTO.get(name, '')}.")
+        if self.chunk % self.page:
             raise UserError(f"chunk is {self.chunk} and page is {self.page}; chunk must be a multiple of page.")

@@ -42,7 +42,7 @@ OWNED = {
     **dict.fromkeys(("starlette", "fastapi", "uvicorn", "prometheus_client"), "headlong.server"),
     "rich": "headlong.cli",
 }
-BROAD_EXCEPT = {"headlong.cli.main", "headlong.engine.engine"}
+BROAD_EXCEPT = {"headlong.cli.main", "headlong.engine.loop"}
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import headlong
 from headlong.cli import machine, options, page, plot, prompts, show, tables
 from headlong.cli.result import Result
+from headlong.cli.summary import count
 from headlong.engine.bench import Bench, Case, Mode, Plan
 from headlong.engine.figures import Report, report_of
 from headlong.engine.request import Request, Sampling
+from headlong.engine.windows import HEAD
 from headlong.errors import Fault, UserError
 from headlong.settings import MAX_DEPTH, Settings
 
@@ -110,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     modes = _modes(args)
     sets = _sets(args)
-    settings = Settings(device=args.device, dtype=args.dtype, rows=1, context=args.context, threads=args.threads)
+    settings = _settings(args)
     with closing(headlong.load(args.model, **vars(settings))) as engine:
         started = time.perf_counter()
         bench = Bench(engine, _plan(args, engine, modes, sets))
@@ -154,6 +156,13 @@ def _check(args: argparse.Namespace) -> None:
         plot.check()
 
 
+def _settings(args: argparse.Namespace) -> Settings:
+    """Every run prefills its own prompt, and nothing is kept in the pages that rounds are timed in."""
+    return Settings(
+        device=args.device, dtype=args.dtype, rows=1, context=args.context, prefix_bytes=0, threads=args.threads
+    )
+
+
 def _modes(args: argparse.Namespace) -> tuple[Mode, ...]:
     for temperature in args.temperature:
         Sampling(temperature)
@@ -181,7 +190,8 @@ def _plan(args: argparse.Namespace, engine: "Engine", modes: tuple[Mode, ...], s
         for each in sets
         for place, prompt in each.pick(args.limit)
     ]
-    depths = sorted({0, *(depth for depth in args.depths if depth <= engine.limits.depth)})
+    deepest = engine.limits.depth if engine.limits.drafter == HEAD else 0
+    depths = sorted({0, *(depth for depth in args.depths if depth <= deepest)})
     return Plan(tuple(cases), modes, tuple(depths), args.repeat, args.max_tokens, args.seed)
 
 
@@ -225,10 +235,10 @@ def _show(args: argparse.Namespace, result: Result) -> None:
 def _refuse_differences(report: Report) -> None:
     if not report.differences:
         return
-    first, count = report.differences[0], len(report.differences)
+    first, others = report.differences[0], len(report.differences) - 1
     where = f"prompt {first.case}, {first.mode}, {f'depth {first.depth}' if first.depth else 'plain again'}"
-    more = f" ({count - 1} more)" if count > 1 else ""
+    more = f" ({others} more)" if others else ""
     raise Fault(
-        f"{where} gave another text than plain decoding after {show.count(first.equal_tokens, 'equal token')}{more}, "
+        f"{where} gave another text than plain decoding after {count(first.equal_tokens, 'equal token')}{more}, "
         "and they must be the same; report it with this command and the model's name."
     )

@@ -3,8 +3,9 @@
 import os
 import platform
 import sys
-from pathlib import Path
+from collections.abc import Mapping
 
+from headlong.engine.tuning import cpu_name
 from headlong.version import __version__
 
 
@@ -18,11 +19,9 @@ def describe() -> dict[str, str | int]:
     }
 
 
-def cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+def about(device: str, facts: Mapping[str, str | int]) -> str:
+    """A device and what `describe` says of its machine, in a line."""
+    return f"{device}; {facts['cpu']}, {facts['cores']} cores; headlong {facts['headlong']}"
 
 
 def peak_memory() -> int | None:

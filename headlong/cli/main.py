@@ -18,6 +18,7 @@ from headlong.version import __version__
 COMMANDS = {
     "generate": ("headlong.cli.generate", "write text from a prompt"),
     "bench": ("headlong.cli.bench", "measure plain decoding and every depth, and check that the text stays the same"),
+    "tune": ("headlong.cli.tune", "measure what rounds cost on this machine, so that depth auto starts from knowledge"),
     "inspect": ("headlong.cli.inspect", "say what a model folder holds, and whether its head can draft"),
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -52,7 +53,7 @@ def _run(argv: Sequence[str]) -> int:
     except SystemExit as done:  # argparse has shown the help or the version
         return int(done.code or 0)
     module = importlib.import_module(COMMANDS[args.command][0])
-    with _warnings_on_stderr(quiet=getattr(args, "quiet", False)):
+    with _warnings_on_stderr(quiet=getattr(args, "quiet", False), verbose=getattr(args, "verbose", False)):
         return int(module.run(args))
 
 
@@ -93,10 +94,14 @@ class Parser(argparse.ArgumentParser):
 
 
 @contextmanager
-def _warnings_on_stderr(quiet: bool) -> Iterator[None]:
-    """Show what the package logs; a level of the handler, not the logger, so that nothing else hears less."""
+def _warnings_on_stderr(quiet: bool, verbose: bool) -> Iterator[None]:
+    """Show what the package logs; a level of the handler, not the logger, so that nothing else hears less.
+
+    Faults are logged with their tracebacks where they are caught; the command tells of them itself, in a sentence.
+    """
     handler = logging.StreamHandler()
     handler.setLevel(logging.CRITICAL if quiet else logging.WARNING)
+    handler.addFilter(lambda record: verbose or not record.exc_info)
     handler.setFormatter(logging.Formatter("headlong: warning: %(message)s"))
     logger = logging.getLogger("headlong")
     logger.addHandler(handler)

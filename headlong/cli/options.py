@@ -1,7 +1,9 @@
 """Flags that commands share, and the kinds of values that flags take."""
 
 import argparse
+from pathlib import Path
 
+from headlong.cli.prompts import decode, read_file
 from headlong.settings import DTYPES, MAX_DEPTH, Settings
 
 
@@ -22,6 +24,23 @@ def add_machine_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="longest prompt and text in tokens; 0: the model's own limit, at most 16384; default: %(default)s",
     )
+
+
+def add_rows_argument(group: argparse._ArgumentGroup, default: int) -> None:
+    group.add_argument(
+        "--rows", type=whole, default=default, metavar="N", help="sequences that run at once; default: %(default)s"
+    )
+
+
+def text(given: str) -> str:
+    """A command line may hold bytes that are no text."""
+    return decode(given.encode(errors="surrogateescape"), f"the argument {given!a}")
+
+
+def text_or_file(given: str) -> str:
+    if not given.startswith("@"):
+        return text(given)
+    return decode(read_file(Path(given[1:]), "name a file after @, or give the text itself"), given[1:])
 
 
 def whole(text: str) -> int:

@@ -105,11 +105,11 @@ def check_names(sets: Sequence[PromptSet]) -> None:
         raise UserError(f"two sets are called {double}; rename a file or leave one out.")
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, wanted: str = "give a file with one prompt a line") -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a file with one prompt a line.") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}); {wanted}.") from error
 
 
 def decode(text: bytes, source: str) -> str:

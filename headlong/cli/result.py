@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headlong.cli.machine import about
 from headlong.engine.bench import Plan
 from headlong.engine.figures import Report, Section
 
@@ -88,8 +89,7 @@ def _brief(value: Any) -> Any:
 
 
 def about_machine(result: Result) -> str:
-    facts = result.machine
-    return f"{result.device}; {facts['cpu']}, {facts['cores']} cores; headlong {facts['headlong']}"
+    return about(result.device, result.machine)
 
 
 def about_prompts(result: Result) -> str:

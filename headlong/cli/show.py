@@ -1,21 +1,23 @@
-"""How things look: streamed text, whole answers, JSON records and the line of figures."""
+"""How things look: streamed text, whole answers, JSON records, progress and tables."""
 
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from headlong.engine.request import Emitted, Output, Speculative
+from headlong.cli.summary import Asked, record
+from headlong.engine.request import Emitted, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 DRAFTED = "green"  # drafts the target agreed with
 ASIDE = "dim"
 # A model's text must not steer the terminal: controls other than newline and tab become visible signs.
 HARMLESS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | dict.fromkeys(range(127, 160), 0xFFFD)
+NOTHING = "-"  # in a table, where there is no figure
 HEADER_PROMPT = 60  # characters of a prompt shown over its answer
 
 
@@ -44,7 +46,7 @@ def progress(steps: int) -> Iterator[Callable[[str], None]]:
 
 
 class View(Protocol):
-    """Where answers go. `answer` is called once per prompt, in the prompts' order."""
+    """Where answers go. `answer` is called once for each, in their order."""
 
     def piece(self, emitted: Emitted) -> None: ...
 
@@ -71,16 +73,16 @@ class Live:
 class Whole:
     """Several answers, each shown when it is complete; on a terminal under the prompt it belongs to."""
 
-    def __init__(self, console: "Console", prompts: Sequence[str]) -> None:
+    def __init__(self, console: "Console", asked: Asked) -> None:
         self.console = console
-        self.prompts = prompts
+        self.asked = asked
 
     def piece(self, emitted: Emitted) -> None:
         """Nothing is shown before an answer is complete."""
 
     def answer(self, number: int, output: Output) -> None:
         if self.console.is_terminal:
-            write(self.console, f"{header(number, self.prompts)}\n", ASIDE)
+            write(self.console, f"{header(number, self.asked)}\n", ASIDE)
         write(self.console, output.text)
         end_line(self.console, output.text)
 
@@ -88,16 +90,18 @@ class Whole:
 class Json:
     """One object a line, for programs."""
 
-    def __init__(self, file: TextIO, model: str, load_s: float) -> None:
+    def __init__(self, file: TextIO, model: str, load_s: float, logprobs: bool) -> None:
         self.file = file
         self.model = model
         self.load_s = load_s
+        self.logprobs = logprobs
 
     def piece(self, emitted: Emitted) -> None:
         """The object holds the whole text."""
 
     def answer(self, number: int, output: Output) -> None:
-        self.file.write(json.dumps(record(self.model, output, self.load_s), ensure_ascii=False) + "\n")
+        content = record(self.model, output, self.load_s, self.logprobs)
+        self.file.write(json.dumps(content, ensure_ascii=False) + "\n")
         self.file.flush()
 
 
@@ -122,84 +126,28 @@ def end_line(console: "Console", text: str) -> None:
         write(console, "\n")
 
 
-def header(number: int, prompts: Sequence[str]) -> str:
-    prompt = " ".join(prompts[number].split())
+def header(number: int, asked: Asked) -> str:
+    """Which prompt, and which answer to it where there are several."""
+    place, answer = divmod(number, asked.completions)
+    prompt = " ".join(asked.prompts[place].split())
     if len(prompt) > HEADER_PROMPT:
         prompt = prompt[: HEADER_PROMPT - 1] + "…"
-    return f"[{number + 1}/{len(prompts)}] {prompt}"
+    parts = [f"{place + 1}/{len(asked.prompts)}"] if len(asked.prompts) > 1 else []
+    if asked.completions > 1:
+        parts.append(f"answer {answer + 1} of {asked.completions}")
+    return f"[{', '.join(parts)}] {prompt}"
 
 
-def record(model: str, output: Output, load_s: float) -> dict[str, Any]:
-    """What --json prints for one answer."""
-    speculative, timings = output.speculative, output.timings
-    return {
-        "model": model,
-        "prompt_tokens": output.prompt_tokens,
-        "tokens": output.tokens,
-        "text": output.text,
-        "finish_reason": output.finish_reason,
-        "speculative": {**asdict(speculative), "mean_length": speculative.mean_length},
-        "timings": {
-            "load_s": load_s,
-            "prefill_s": timings.prefill_s,
-            "decode_s": timings.decode_s,
-            "prompt_tps": timings.prompt_tps,
-            "decode_tps": timings.decode_tps,
-            "draft_n": speculative.drafted,
-            "draft_n_accepted": speculative.accepted,
-        },
-    }
+def digits(value: float) -> str:
+    """Three that count, or all before the point."""
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def figures(outputs: Sequence[Output], seconds: float) -> str:
-    """What the rounds gave, in one line. `seconds` is the time all the outputs took together."""
-    tokens = sum(len(output.tokens) for output in outputs)
-    total = combine([output.speculative for output in outputs])
-    speed = outputs[0].timings.decode_tps if len(outputs) == 1 else tokens / seconds
-    each = tokens / total.rounds if total.rounds else 0.0
-    parts = [f"{count(tokens, 'token')} in {count(total.rounds, 'round')} ({each:.2f} a round)"]
-    if len(outputs) > 1:
-        parts.insert(0, count(len(outputs), "prompt"))
-    parts.append(f"{speed:.1f} tok/s")
-    parts.append(drafting(total))
-    return ", ".join(parts)
+def new_table(columns: Sequence[str]) -> "Table":
+    from rich import box
+    from rich.table import Table
 
-
-def drafting(total: Speculative) -> str:
-    if total.used == "none" or not total.depth:
-        return f"no drafts: {total.reason or 'the depth is 0'}"
-    pairs = zip(total.accepted_by_position, total.drafted_by_position, strict=True)
-    rates = [f"{accepted / drafted:.0%}" for accepted, drafted in pairs if drafted]
-    accepted = f", accepted by position: {' '.join(rates)}" if rates else ""
-    return f"{total.used} at depth {total.depth}{accepted}"
-
-
-def combine(parts: Sequence[Speculative]) -> Speculative:
-    """Several requests' drafting as if it were one's."""
-    drafting = next((part for part in parts if part.used != "none"), parts[0])
-
-    def sums(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
-        return tuple(sum(column) for column in itertools.zip_longest(*rows, fillvalue=0))
-
-    return Speculative(
-        requested=drafting.requested,
-        used=drafting.used,
-        reason=drafting.reason,
-        depth=max(part.depth for part in parts),
-        rounds=sum(part.rounds for part in parts),
-        drafted=sum(part.drafted for part in parts),
-        accepted=sum(part.accepted for part in parts),
-        drafted_by_position=sums([part.drafted_by_position for part in parts]),
-        accepted_by_position=sums([part.accepted_by_position for part in parts]),
-    )
-
-
-def details(model: str, load_s: float, device: str, outputs: Sequence[Output]) -> str:
-    """What -v adds: the load and the prompt."""
-    prompt_tokens = sum(output.prompt_tokens for output in outputs)
-    speeds = " ".join(f"{output.timings.prompt_tps:.1f}" for output in outputs)
-    return f"{model} on {device}, loaded in {load_s:.2f} s, prompt {count(prompt_tokens, 'token')} at {speeds} tok/s"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    return table

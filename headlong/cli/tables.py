@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from headlong.cli import result as told
 from headlong.cli.result import Result
+from headlong.cli.show import NOTHING, digits, new_table
 from headlong.engine.costs import Costs
 from headlong.engine.figures import Figures, Section, Spread
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 BEST = "bold green"
 WRONG = "bold red"
-NOTHING = "-"
 SPEEDS = ("depth", "tok/s", "quartiles", "speed-up", "quartiles", "predicted", "tok/round", "verify", "draft")
 PLAIN_SPEEDS = 3  # columns that say something where only plain decoding ran
 
@@ -59,7 +59,7 @@ def _tables(section: Section, every_set: bool) -> Iterator[tuple[str, "Table"]]:
 def _speeds(figures: Sequence[Figures], costs: Costs | None) -> "Table":
     columns = SPEEDS if len(figures) > 1 else SPEEDS[:PLAIN_SPEEDS]
     best = max(one.gain for one in figures)
-    table = _table(columns)
+    table = new_table(columns)
     for one in figures:
         table.add_row(*speed_cells(one, costs)[: len(columns)], style=BEST if one.depth and one.gain == best else "")
     return table
@@ -88,7 +88,7 @@ def _at(depth: int, costs: Mapping[int, float]) -> str:
 def _speedups(section: Section) -> "Table":
     from rich.markup import escape
 
-    table = _table(["set", "plain tok/s", *(str(one.depth) for one in section.all if one.depth)])
+    table = new_table(["set", "plain tok/s", *(str(one.depth) for one in section.all if one.depth)])
     for name, figures in rows(section):
         drafting = [one for one in figures if one.depth]
         table.add_row(escape(name), middle(figures[0].speed), *(middle(one.speedup) for one in drafting))
@@ -99,7 +99,7 @@ def _kept(section: Section) -> "Table":
     from rich.markup import escape
 
     positions = range(1, max(len(figures[-1].accepted) for _, figures in rows(section)) + 1)
-    table = _table(["set", "tok/round", *map(str, positions)])
+    table = new_table(["set", "tok/round", *map(str, positions)])
     for name, figures in rows(section):
         deepest = figures[-1]
         each = f"{deepest.tokens_a_round:.2f}" if deepest.rounds else NOTHING
@@ -114,23 +114,8 @@ def rows(section: Section) -> list[tuple[str, tuple[Figures, ...]]]:
 
 
 def middle(spread: Spread | None) -> str:
-    return _digits(spread.value) if spread else NOTHING
+    return digits(spread.value) if spread else NOTHING
 
 
 def quartiles(spread: Spread | None) -> str:
-    return f"{_digits(spread.low)}-{_digits(spread.high)}" if spread else NOTHING
-
-
-def _digits(value: float) -> str:
-    """Three that count, or all before the point."""
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
-
-
-def _table(columns: Sequence[str]) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
-    return table
+    return f"{digits(spread.low)}-{digits(spread.high)}" if spread else NOTHING

@@ -1,66 +1,143 @@
 """One request's answer as it grows: tokens, text, and why it ended."""
 
+import math
 from collections.abc import Collection
+from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from headlong.engine.request import Emitted, Kept, Output, Request
-from headlong.engine.scheduler import Job
+from headlong.engine.request import Emitted, Kept, Logprob, Output, Request, RoundResult
 from headlong.engine.stats import Counts
 from headlong.engine.stops import StopStrings
-from headlong.settings import Settings
+from headlong.engine.windows import Window
 
 if TYPE_CHECKING:
+    from headlong.engine.scheduler import Job
     from headlong.engine.text import Decoder
 
 
-class Answer:
-    """Takes what rounds keep, gives what people see, and says when it is complete."""
+@dataclass(frozen=True)
+class Waiting:
+    """A token whose text is not written yet."""
 
-    def __init__(self, request: Request, job: Job, counts: Counts, decoder: "Decoder", eos: Collection[int]) -> None:
+    token: int
+    drafted: bool
+    logprob: Logprob | None
+    last: str | None  # why the answer ends with it, as far as tokens tell
+
+
+class Answer:
+    """Takes what rounds keep, gives what people see, and says when it is complete.
+
+    Tokens are counted as soon as they come (`keep`); their text may be written later (`write`), while the device
+    already runs the next round. A stop string can then end an answer some tokens back.
+    """
+
+    def __init__(self, request: Request, job: "Job", counts: Counts, decoder: "Decoder", eos: Collection[int]) -> None:
         self.request = request
         self.job = job
         self.counts = counts
-        self.finish_reason: str | None = None
+        self.finish_reason: str | None = None  # once all is written
+        self.complete = False  # no more tokens are wanted
+        self.error = ""
         self._decoder = decoder
         self._stops = StopStrings(request.stop)
-        self._eos = () if request.ignore_eos else eos
+        self.eos = frozenset(() if request.ignore_eos else eos)
+        self.waits_since = monotonic()
+        self.expires = math.inf if request.deadline_s is None else self.waits_since + request.deadline_s
+        self._waiting: list[Waiting] = []
+        self._round: tuple[Window, RoundResult] | None = None  # the round they came from
+        self._kept = 0
         self._tokens: list[int] = []
+        self._logprobs: list[Logprob] = []
         self._pieces: list[str] = []
 
-    def take(self, kept: Kept, seconds: float) -> list[Emitted]:
-        """A round's tokens, up to the one that ends the answer."""
-        emitted: list[Emitted] = []
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(self._tokens)
+
+    def keep(self, kept: Kept, window: Window, result: RoundResult) -> tuple[int, ...]:
+        """Count a round's tokens, up to the one that ends the answer; those that count."""
+        self._round = (window, result)
+        counted = []
         for place, token in enumerate(kept.tokens):
+            if self.complete:
+                break
+            last = self._last(token)
+            drafted = place < len(kept.tokens) - 1
+            logprob = kept.logprobs[place] if kept.logprobs else None
+            self._waiting.append(Waiting(token, drafted, logprob, last))
+            self.complete = last is not None
+            counted.append(token)
+        return tuple(counted)
+
+    def _last(self, token: int) -> str | None:
+        if token in self.eos:
+            return "stop"
+        self._kept += 1
+        return "length" if self._kept == self.request.max_tokens else None
+
+    def end_here(self) -> None:
+        """The constraint's text is whole: the newest token is the last."""
+        if not self.complete:
+            newest = self._waiting[-1]
+            self._waiting[-1] = Waiting(newest.token, newest.drafted, newest.logprob, "stop")
+            self.complete = True
+
+    def write(self) -> list[Emitted]:
+        """The text of the tokens that wait, up to a stop string."""
+        waiting, self._waiting = self._waiting, []
+        emitted = []
+        for each in waiting:
             if self.finish_reason is None:
-                emitted.append(self._take_token(token, drafted=place < len(kept.tokens) - 1))
-        self.counts.record_round(kept.verified, sum(one.drafted for one in emitted), seconds)
+                emitted.append(self._write_token(each))
+        if self._round:
+            self.counts.record_round(*self._round, accepted=sum(one.drafted for one in emitted))
+            self._round = None
         return emitted
 
-    def _take_token(self, token: int, drafted: bool) -> Emitted:
-        if token in self._eos:
-            self.finish_reason = "stop"
-            piece = self._rest()
+    def _write_token(self, waiting: Waiting) -> Emitted:
+        if waiting.token in self.eos:
+            self.finish_reason, piece = "stop", self._rest()
         else:
-            self._tokens.append(token)
-            piece = self._stops.push(self._decoder.push(token))
+            self._tokens.append(waiting.token)
+            if waiting.logprob:
+                self._logprobs.append(waiting.logprob)
+            piece = self._stopped(self._decoder.push(waiting.token))
             if self._stops.complete:
                 self.finish_reason = "stop"
-            elif len(self._tokens) == self.request.max_tokens:
-                self.finish_reason = "length"
+            elif waiting.last:
                 piece += self._rest()
+                self.finish_reason = waiting.last
+        self.complete = self.complete or self.finish_reason is not None
         self._pieces.append(piece)
-        return Emitted(self.job.index, token, piece, drafted, self.finish_reason)
+        return Emitted(self.job.index, waiting.token, piece, waiting.drafted, self.finish_reason, waiting.logprob)
+
+    def _stopped(self, piece: str) -> str:
+        """What may be shown of a piece: stop strings count once there are enough tokens."""
+        return piece if len(self._tokens) < self.request.min_tokens else self._stops.push(piece)
 
     def _rest(self) -> str:
         return self._stops.push(self._decoder.flush()) + self._stops.flush()
 
-    def output(self, settings: Settings) -> Output:
+    def end(self, reason: str, error: str = "") -> list[Emitted]:
+        """End it where it is; nothing if it had ended."""
+        if self.finish_reason is not None:
+            return []
+        self.finish_reason, self.error, self.complete = reason, error, True
+        piece = self._stops.flush()  # it might have become a stop string, and now it cannot
+        self._pieces.append(piece)
+        return [Emitted(self.job.index, None, piece, drafted=False, finish_reason=reason)]
+
+    def output(self) -> Output:
         """What there is so far; an answer that is not complete counts as cancelled."""
         return Output(
             text="".join(self._pieces),
-            tokens=tuple(self._tokens),
+            tokens=self.tokens,
             finish_reason=self.finish_reason or "cancelled",
             prompt_tokens=len(self.job.prompt),
-            speculative=self.counts.speculative(settings),
+            speculative=self.counts.speculative(),
             timings=self.counts.timings(len(self.job.prompt), len(self._tokens)),
+            logprobs=tuple(self._logprobs),
+            error=self.error,
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from headlong.engine.request import Chunk, Kept, Limits, RowPlan, Sampling
+from headlong.engine.request import Chunk, Limits, RoundResult, RowPlan, Saved, Start
 from headlong.settings import Settings
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Handle(Protocol):
     """A round under way. The device may still be working; `result` waits for it."""
 
-    def result(self) -> list[Kept]: ...
+    def result(self) -> RoundResult: ...
 
 
 class Backend(Protocol):
@@ -26,14 +26,23 @@ class Backend(Protocol):
     @property
     def limits(self) -> Limits: ...
 
-    def start(self, row: int, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
-        """Take a row for a prompt. `seed` is the request's own, or one drawn for it when sampling.seed is None."""
+    def start(self, start: Start) -> None:
+        """Take a row for a prompt, of which a cached beginning may be in already."""
 
     def prefill(self, chunk: Chunk) -> None:
         """Run one chunk of a prompt."""
 
     def round(self, plan: Sequence[RowPlan]) -> Handle:
         """Verify, accept, draft: one pass of the target over every planned row's window."""
+
+    def save(self, row: int) -> Saved:
+        """What a row that has had no round yet remembers beside its pages; rows may start from it."""
+
+    def set_aside(self, row: int) -> Saved:
+        """All of a row, its pages' contents included; the row is free then."""
+
+    def bring_back(self, row: int, saved: Saved, pages: Sequence[int]) -> None:
+        """A row as it was when it was set aside, in other pages."""
 
     def release(self, row: int) -> None:
         """Forget a row, started or not. Its pages belong to the engine again."""

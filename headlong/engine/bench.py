@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headlong.engine.costs import Sample, time_rounds
 from headlong.engine.intake import refuse_unfit
 from headlong.engine.request import Output, Request, Sampling
-from headlong.errors import UserError
+from headlong.errors import Fault, UserError
 
 if TYPE_CHECKING:
     from headlong.engine.engine import Engine
@@ -63,7 +63,8 @@ class Plan:
 
     def request(self, case: Case, mode: Mode, depth: int) -> Request:
         sampling = Sampling(mode.temperature, seed=self.seed_of(case) if mode.seeded else None)
-        return Request(case.prompt, self.max_tokens, sampling, depth=depth or None, draft=depth > 0)
+        kind = "mtp" if depth else "none"
+        return Request(case.prompt, self.max_tokens, sampling, depth=depth or None, draft_kind=kind)
 
     def seed_of(self, case: Case) -> int:
         return (self.seed + case.place) % SEEDS
@@ -170,7 +171,10 @@ class Bench:
         index = self.engine.submit(request)
         while self.engine.busy:
             self.engine.step()
-        return self.engine.output(index)
+        output = self.engine.output(index)
+        if output.finish_reason == "fault":
+            raise Fault(f"a request broke off: {' '.join(output.error.split()).rstrip('.')}.")
+        return output
 
     def _time_rounds(self, turn: Turn, runs: Mapping[int, Run]) -> list[Sample]:
         """As many rounds as the depth's own run took, held against the steps of the plain one."""

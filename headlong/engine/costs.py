@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from headlong.engine.backend import Backend
-from headlong.engine.request import Chunk, RowPlan, Sampling
+from headlong.engine.request import Chunk, RowPlan, Sampling, Start
 
 VERIFY_EVERY = 4  # whole rounds to one without drafts
 
@@ -108,7 +108,7 @@ class Row:
         self._length = 0
 
     def start(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
-        self._backend.start(self.number, prompt, sampling, seed)
+        self._backend.start(Start(self.number, prompt, sampling, seed))
         last = len(prompt) - 1
         for start in range(0, last, self._limits.chunk):
             end = min(start + self._limits.chunk, last)
@@ -122,7 +122,7 @@ class Row:
     def round(self, verify: int, draft: int) -> tuple[int, ...]:
         """The tokens it gave."""
         plan = [RowPlan(self.number, verify, draft, self._grow(self._length + verify + 1 + draft))]
-        (kept,) = self._backend.round(plan).result()
+        (kept,) = self._backend.round(plan).result().kept
         self._length += len(kept.tokens)
         return kept.tokens
 

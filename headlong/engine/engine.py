@@ -1,49 +1,73 @@
-"""The engine: takes requests, steps the backend, hands out tokens."""
+"""The engine: takes requests from any thread or event loop, steps the backend, hands out tokens."""
 
+import asyncio
 import itertools
-import secrets
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from time import perf_counter
-from typing import TYPE_CHECKING, Unpack, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from headlong.engine.answer import Answer
 from headlong.engine.backend import Backend
-from headlong.engine.intake import Options, Prompt, one_prompt, prompt_ids, refuse_unfit, requests_from
-from headlong.engine.request import Chunk, Emitted, Output, Request, RowPlan
-from headlong.engine.scheduler import Job, Scheduler
-from headlong.engine.stats import Counts, depth_of
-from headlong.errors import UserError
+from headlong.engine.depth import DepthController
+from headlong.engine.intake import Intake, Options, Prompt, one_answer, requests_from
+from headlong.engine.loop import Loop
+from headlong.engine.request import Emitted, Output, Request
+from headlong.engine.roundcost import RoundCosts
+from headlong.errors import Fault, QueueFull, UserError
 from headlong.settings import Settings
 
 if TYPE_CHECKING:
     from headlong.engine.text import Text
 
+Post = Callable[[Emitted], None]
+PATIENCE_S = 0.05  # how long a waiting caller trusts that somebody else steps
+
 
 class Engine:
-    """One model, ready to answer. `generate` and `stream` are whole; `submit`, `step` and `output` are their parts.
+    """One model, ready to answer. `generate` and `stream` are whole, and so are their `_async` twins; `submit`, `step`
+    and `output` are their parts.
 
-    Threads may share an engine: one steps at a time, and a step serves the requests of all.
+    Threads and event loops may share an engine: one thread steps at a time, and a step serves the requests of all.
+    Callers that block step themselves; the first asynchronous one starts a thread that does.
     """
 
     def __init__(
-        self, backend: Backend, text: "Text", name: str, eos_token_ids: Collection[int], settings: Settings
+        self,
+        backend: Backend,
+        text: "Text",
+        name: str,
+        eos_token_ids: Collection[int],
+        settings: Settings,
+        costs: RoundCosts | None = None,
     ) -> None:
         self.name = name
         self.text = text
         self.limits = backend.limits
         self.settings = settings
-        self._backend = backend
-        self._eos = frozenset(eos_token_ids)
-        self._scheduler = Scheduler(self.limits)
+        self.depths = DepthController(costs or RoundCosts(), self.limits.depth)
+        self._intake = Intake(text, self.limits, settings, frozenset(eos_token_ids), self.depths)
+        self._loop = Loop(backend, settings, self.depths)
+        self._stepping = threading.Lock()  # held by whoever steps
+        self._news = threading.Condition()  # guards what follows; never held while the backend works
+        self._arrived: deque[Answer] = deque()
+        self._cancelled: deque[Answer] = deque()
         self._answers: dict[int, Answer] = {}  # every request not yet handed out, by index
-        self._outboxes: dict[int, deque[Emitted]] = {}  # for requests that `stream` or `generate` waits on
+        self._outboxes: dict[int, Post] = {}  # for requests that somebody waits on
         self._indices = itertools.count()
+        self._thread: threading.Thread | None = None
         self._closed = False
-        self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # --- whole answers -------------------------------------------------------------------------------------------
 
@@ -54,161 +78,247 @@ class Engine:
     def generate(self, prompts: Sequence[Prompt], **options: Unpack[Options]) -> list[Output]: ...
 
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Output | list[Output]:
-        """Answer one prompt, or a list of them together. A prompt is text or token ids; `Options` has the rest."""
-        answers = [self._accept(request) for request in requests_from(prompts, options)]
+        """Answer one prompt, or a list of them together. A prompt is text or token ids; `Options` has the rest.
+
+        With `n` above 1 every prompt gives so many answers, one after the other in a list.
+        """
+        answers = self._accept_all(prompts, options)
         for _ in self._run(answers):
             pass
-        outputs = [answer.output(self.settings) for answer in answers]
-        return outputs[0] if one_prompt(prompts) else outputs
+        return _outputs(answers, prompts, options)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Iterator[Emitted]:
-        """Tokens as they come; `index` is the prompt's place in the list. Leaving early cancels what is left."""
-        return self._run([self._accept(request) for request in requests_from(prompts, options)])
+        """Tokens as they come; `index` is the answer's place in the list. Leaving early cancels what is left."""
+        return self._run(self._accept_all(prompts, options))
+
+    async def generate_async(
+        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> Output | list[Output]:
+        answers = self._accept_all(prompts, options)
+        async for _ in self._run_async(answers):
+            pass
+        return _outputs(answers, prompts, options)
+
+    def stream_async(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> AsyncIterator[Emitted]:
+        """`stream` for an event loop: `async for emitted in engine.stream_async(...)`."""
+        return self._run_async(self._accept_all(prompts, options))
 
     def _run(self, answers: list[Answer]) -> Iterator[Emitted]:
         outbox: deque[Emitted] = deque()
         places = {answer.job.index: place for place, answer in enumerate(answers)}
         try:
-            with self._lock:
-                for answer in answers:
-                    self._enqueue(answer)
-                    self._outboxes[answer.job.index] = outbox
-            while outbox or any(answer.finish_reason is None for answer in answers):
-                with self._lock:
-                    if not outbox and any(answer.finish_reason is None for answer in answers):
-                        self.step()
+            self._enqueue(answers, outbox.append)
+            left = len(answers)
+            while left:
                 while outbox:
                     emitted = outbox.popleft()
+                    left -= emitted.finish_reason is not None
                     yield replace(emitted, index=places[emitted.index])
+                if left:
+                    self._step_or_wait(lambda: bool(outbox))
         finally:
-            for index in places:
-                self.cancel(index)
-                self._forget(index)
+            self._leave(places)
+
+    async def _run_async(self, answers: list[Answer]) -> AsyncIterator[Emitted]:
+        loop = asyncio.get_running_loop()
+        outbox: asyncio.Queue[Emitted] = asyncio.Queue()
+        places = {answer.job.index: place for place, answer in enumerate(answers)}
+        try:
+            self._enqueue(answers, lambda emitted: _hand_over(loop, outbox, emitted))
+            self._start_thread()
+            left = len(answers)
+            while left:
+                emitted = await outbox.get()
+                left -= emitted.finish_reason is not None
+                yield replace(emitted, index=places[emitted.index])
+        finally:
+            self._leave(places)
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> int:
-        """Queue a request; the number it is known by."""
-        answer = self._accept(request)
-        self._enqueue(answer)
+        """Queue a request, from any thread; the number it is known by."""
+        answer = self._intake.accept(request, next(self._indices))
+        self._enqueue([answer], None)
         return answer.job.index
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
-        return self._scheduler.busy
+        return bool(self._arrived or self._cancelled or self._loop.busy)
 
     def step(self) -> list[Emitted]:
-        """Run the next piece of one prompt and a round of every row whose prompt is in; the tokens that gave."""
-        with self._lock:
-            try:
-                self._admit()
-                self._run_chunk(self._scheduler.plan_chunk())
-                return self._run_round(self._scheduler.plan_round())
-            except BaseException:
-                self._cancel_running()  # the backend's rows are in an unknown state
-                raise
+        """Run the next piece of a prompt and a round of every row whose prompt is in; the tokens that gave."""
+        with self._stepping:
+            return self._step()
+
+    def rest(self) -> bool:
+        """Use an idle moment: prefill a piece of a finished turn, so that the next one finds it cached.
+
+        Whether there is more to do. A thread of the engine's does this by itself.
+        """
+        with self._stepping:
+            if not self.busy and not self._closed:
+                self._loop.rest()
+            return self._loop.turns.busy
 
     def cancel(self, index: int) -> None:
-        """End a request where it is. One that has ended is left alone."""
-        with self._lock:
+        """End a request where it is, at the latest before the next round. One that has ended is left alone."""
+        with self._news:
             answer = self._answers.get(index)
-            if answer is not None and answer.finish_reason is None:
-                answer.finish_reason = "cancelled"
-                self._leave(answer.job)
+            if answer is None or answer.finish_reason is not None:
+                return
+            self._cancelled.append(answer)
+            self._news.notify_all()
+        if self._stepping.acquire(blocking=False):  # nobody steps, so nobody would see it soon
+            try:
+                self._take_in()
+                self._post(self._loop.emitted())
+            finally:
+                self._stepping.release()
 
     def output(self, index: int) -> Output:
         """What a request gave, or what it has so far. One that has ended is handed out once, then forgotten."""
-        with self._lock:
+        with self._news:
             if index not in self._answers:
                 raise UserError(f"there is no request {index}; it was never submitted, or its output was handed out.")
             answer = self._answers[index]
             if answer.finish_reason is not None:
                 self._forget(index)
-            return answer.output(self.settings)
+            return answer.output()
 
     @contextmanager
     def idle_backend(self) -> Iterator[Backend]:
         """The backend, lent for measurements while nothing waits or runs; requests wait until it is given back."""
-        with self._lock:
+        with self._stepping:
             self._refuse_closed()
             if self.busy:
                 raise UserError("the backend was asked for while requests run; wait until they end or cancel them.")
-            yield self._backend
+            self._loop.turns.drop()
+            self._loop.scheduler.prefix.clear()  # who measures takes pages as they come
+            yield self._loop.backend
 
-    def close(self) -> None:
-        """Cancel everything and let go of the model."""
-        with self._lock:
-            for index in list(self._answers):
-                self.cancel(index)
-            if not self._closed:
-                self._closed = True
-                del self._backend  # nothing waits or runs, and nothing can be submitted, so no step needs it
+    def close(self, finish: bool = False) -> None:
+        """Take no more requests, finish those there are or cancel them, and let go of the model."""
+        with self._news:
+            already, self._closed = self._closed, True
+        while finish and not already and self.busy:
+            self._step_or_wait(lambda: False)
+        for index in list(self._answers):
+            self.cancel(index)
+        with self._news:
+            self._news.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        if not already:
+            with self._stepping:
+                self._take_in()
+                self._post(self._loop.emitted())
+                self._loop.close()
 
-    # --- one step ------------------------------------------------------------------------------------------------
+    # --- stepping ------------------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        while (job := self._scheduler.admit()) is not None:
-            sampling = self._answers[job.index].request.sampling
-            seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-            self._backend.start(job.placed, job.prompt, sampling, seed)
-
-    def _run_chunk(self, chunk: Chunk | None) -> None:
-        if chunk is None:
-            return
-        started = perf_counter()
-        self._backend.prefill(chunk)
-        job = self._scheduler.record_chunk(chunk)
-        self._answers[job.index].counts.record_chunk(perf_counter() - started)
-
-    def _run_round(self, plan: list[RowPlan]) -> list[Emitted]:
-        if not plan:
-            return []
-        started = perf_counter()
-        kept = self._backend.round(plan).result()
-        seconds = perf_counter() - started
-        emitted: list[Emitted] = []
-        for job, result in self._scheduler.record_round(plan, kept):
-            answer = self._answers[job.index]
-            emitted += answer.take(result, seconds)
-            if answer.finish_reason is not None:
-                self._leave(job)
-        self._post(emitted)
+    def _step(self) -> list[Emitted]:
+        self._take_in()
+        try:
+            self._loop.step()
+        finally:  # an interrupt must not swallow the ends it brings about
+            emitted = self._loop.emitted()
+            self._post(emitted)
         return emitted
 
-    def _post(self, emitted: list[Emitted]) -> None:
-        for one in emitted:
-            if one.index in self._outboxes:
-                self._outboxes[one.index].append(one)
+    def _take_in(self) -> None:
+        while self._arrived:
+            self._loop.add(self._arrived.popleft())
+        while self._cancelled:
+            self._loop.end(self._cancelled.popleft(), "cancelled")
+
+    def _post(self, emitted: Sequence[Emitted]) -> None:
+        with self._news:
+            for one in emitted:
+                if one.index in self._outboxes:
+                    self._outboxes[one.index](one)
+            self._news.notify_all()
+
+    def _step_or_wait(self, done: Callable[[], bool]) -> None:
+        """Step, unless another thread does; then wait for what it brings."""
+        if self._stepping.acquire(blocking=False):
+            try:
+                if not done():
+                    self._step()
+            finally:
+                self._stepping.release()
+        else:
+            with self._news:
+                if not done():
+                    self._news.wait(PATIENCE_S)
+
+    def _start_thread(self) -> None:
+        with self._news:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._drive, name=f"headlong {self.name}", daemon=True)
+                self._thread.start()
+
+    def _drive(self) -> None:
+        """The engine's own thread: steps while there is work, rests while there is none."""
+        while True:
+            with self._news:
+                if self._closed and not self.busy:
+                    return
+                if not self.busy and not self._loop.turns.busy:
+                    self._news.wait()
+                    continue
+            if self.busy:
+                self.step()
+            else:
+                self.rest()
 
     # --- coming and going ----------------------------------------------------------------------------------------
 
-    def _accept(self, request: Request) -> Answer:
-        """Check a request against this engine; it is not queued yet."""
-        prompt = prompt_ids(request, self.text)
-        refuse_unfit(request, prompt, self.limits)
-        job = Job(next(self._indices), prompt, request.max_tokens, depth_of(request, self.limits))
-        return Answer(request, job, Counts(request, self.limits), self.text.decoder(prompt), self._eos)
+    def _accept_all(self, prompts: Prompt | Sequence[Prompt], options: Any) -> list[Answer]:
+        """Check requests against this engine; they are not queued yet."""
+        return [self._intake.accept(request, next(self._indices)) for request in requests_from(prompts, options)]
 
-    def _enqueue(self, answer: Answer) -> None:
-        with self._lock:
+    def _enqueue(self, answers: Sequence[Answer], post: Post | None) -> None:
+        with self._news:
             self._refuse_closed()
-            self._answers[answer.job.index] = answer
-            self._scheduler.add(answer.job)
+            unfinished = sum(answer.finish_reason is None for answer in self._answers.values())
+            if unfinished + len(answers) > self.limits.rows + self.settings.queue:
+                raise QueueFull(
+                    f"{unfinished} requests wait or run and {self.limits.rows + self.settings.queue} may; "
+                    "try again later or load the model with a longer queue."
+                )
+            for answer in answers:
+                self._answers[answer.job.index] = answer
+                if post:
+                    self._outboxes[answer.job.index] = post
+                self._arrived.append(answer)
+            self._news.notify_all()
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise UserError(f"the engine of {self.name} is closed; load the model again.")
 
-    def _leave(self, job: Job) -> None:
-        self._scheduler.remove(job)
-        if job.row is not None:
-            self._backend.release(job.row)
-
-    def _cancel_running(self) -> None:
-        for job in list(self._scheduler.running):
-            self.cancel(job.index)
+    def _leave(self, indices: Collection[int]) -> None:
+        for index in indices:
+            self.cancel(index)
+        with self._news:
+            for index in indices:
+                self._forget(index)
 
     def _forget(self, index: int) -> None:
         self._answers.pop(index, None)
         self._outboxes.pop(index, None)
+
+
+def _outputs(answers: Sequence[Answer], prompts: Any, options: Any) -> Output | list[Output]:
+    outputs = [answer.output() for answer in answers]
+    broken = next((output for output in outputs if output.finish_reason == "fault"), None)
+    if broken:
+        raise Fault(f"a request failed: {broken.error}")
+    return outputs[0] if one_answer(prompts, options) else outputs
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, outbox: "asyncio.Queue[Emitted]", emitted: Emitted) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(outbox.put_nowait, emitted)

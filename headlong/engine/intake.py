@@ -1,32 +1,58 @@
 """What people ask for, made into requests that can run, or refused with the reason."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from numbers import Integral
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from headlong.engine.request import Limits, Request, Sampling
-from headlong.engine.scheduler import pages_for
-from headlong.engine.stats import depth_of
+from headlong.engine.answer import Answer
+from headlong.engine.depth import DepthController
+from headlong.engine.proposals import Ngram, Prediction, Proposer
+from headlong.engine.request import Constraint, Limits, Request, Sampling
+from headlong.engine.scheduler import Job, pages_for
+from headlong.engine.stats import Counts, drafters_of, plain_reason
+from headlong.engine.windows import HEAD, Drafting
 from headlong.errors import UserError
+from headlong.settings import Settings
 
 if TYPE_CHECKING:
+    from headlong.engine.constraint import Grammars, Guide
     from headlong.engine.text import Text
 
 Prompt = str | Sequence[int]
 
 SAMPLING_NAMES = tuple(field.name for field in fields(Sampling))
-REQUEST_NAMES = tuple(field.name for field in fields(Request) if field.name not in ("prompt", "sampling"))
+OWN_NAMES = ("prompt", "sampling", "constraint")  # of a request, made here from what is asked
+REQUEST_NAMES = tuple(field.name for field in fields(Request) if field.name not in OWN_NAMES)
+CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
+MOST_COMPLETIONS = 128
 
 
 class Options(TypedDict, total=False):
-    """The fields of `Request` and `Sampling` by name; their defaults and meaning are there."""
+    """The fields of `Request` and `Sampling` by name; their defaults and meaning are there.
 
+    `n` asks for several answers to each prompt; the i-th of a seeded request is the one that seed + i gives.
+    One of the four constraints says what a text must be: a JSON schema (an object, or its JSON), a regular expression,
+    one of several texts, or a Lark grammar.
+    """
+
+    n: int
     max_tokens: int
+    min_tokens: int
     stop: str | Sequence[str]
-    depth: int | None
-    draft: bool
     ignore_eos: bool
+    logprobs: int | None
+    json_schema: str | bool | Mapping[str, Any] | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    depth: int | None
+    draft_kind: str
+    prediction: str | Sequence[int] | None
+    priority: int
+    deadline_s: float | None
     temperature: float
     top_k: int
     top_p: float
@@ -45,31 +71,120 @@ def one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and _is_id(prompts[0]))
 
 
+def one_answer(prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> bool:
+    return one_prompt(prompts) and options.get("n", 1) == 1
+
+
 def requests_from(prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> list[Request]:
-    """One request for every prompt, all with the same options."""
-    unknown = sorted(set(options) - set(REQUEST_NAMES) - set(SAMPLING_NAMES))
+    """The requests for every prompt, all with the same options; `n` for each, one after the other."""
+    known = (*REQUEST_NAMES, *CONSTRAINTS, "n", *SAMPLING_NAMES)
+    unknown = sorted(set(options) - set(known))
     if unknown:
-        known = ", ".join(REQUEST_NAMES + SAMPLING_NAMES)
-        raise UserError(f"{', '.join(unknown)} is not an option of a request; those are {known}.")
+        raise UserError(f"{', '.join(unknown)} is not an option of a request; those are {', '.join(known)}.")
     sampling = Sampling(**{name: value for name, value in options.items() if name in SAMPLING_NAMES})
     rest = {name: value for name, value in options.items() if name in REQUEST_NAMES}
     stop = rest.pop("stop", ())
     rest["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    rest["constraint"] = constraint_from({name: options[name] for name in CONSTRAINTS if name in options})
+    count = options.get("n", 1)
+    if not isinstance(count, int) or not 1 <= count <= MOST_COMPLETIONS:
+        raise UserError(f"n is {count!r}; it must be a whole number between 1 and {MOST_COMPLETIONS}.")
     each: Sequence[Any] = [prompts] if one_prompt(prompts) else prompts
-    return [Request(prompt, sampling=sampling, **rest) for prompt in each]
+    samplings = [_seeded(sampling, place) for place in range(count)]
+    return [Request(prompt, sampling=one, **rest) for prompt in each for one in samplings]
+
+
+def _seeded(sampling: Sampling, place: int) -> Sampling:
+    return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + place) % 2**63)
+
+
+def constraint_from(options: Mapping[str, Any]) -> Constraint | None:
+    """The one constraint among `json_schema`, `regex`, `choice` and `grammar`, if there is one."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if len(given) > 1:
+        raise UserError(f"{' and '.join(given)} were given; a text can have one constraint: leave the others out.")
+    for kind, source in given.items():
+        if kind == "json_schema" and not isinstance(source, str):
+            return Constraint(kind, json.dumps(source))
+        if kind == "choice":
+            if isinstance(source, str) or not all(isinstance(text, str) for text in source):
+                raise UserError(f"choice is {source!r}; it must be a list of texts.")
+            return Constraint(kind, tuple(source))
+        if not isinstance(source, str):
+            raise UserError(f"{kind} is {source!r}; it must be a text.")
+        return Constraint(kind, source)
+    return None
+
+
+class Intake:
+    """Checks requests against one engine, and makes of them what runs."""
+
+    def __init__(
+        self, text: "Text", limits: Limits, settings: Settings, eos: Collection[int], depths: DepthController
+    ) -> None:
+        self.text, self.limits, self.settings, self.eos, self.depths = text, limits, settings, eos, depths
+        self._grammars: Grammars | None = None
+        self._compiling = Lock()
+
+    def accept(self, request: Request, index: int) -> Answer:
+        prompt = prompt_ids("the prompt", request.prompt, self.text)
+        refuse_unfit(request, prompt, self.limits)
+        drafting = self._drafting(request, prompt)
+        reason = plain_reason(request, self.limits, self.settings)
+        requested = self.settings.draft_kind if request.draft_kind == "auto" else request.draft_kind
+        job = Job(
+            index,
+            prompt,
+            request.max_tokens,
+            drafting,
+            priority=request.priority,
+            sampled=not _is_greedy(request),
+        )
+        counts = Counts(self._asked(request), requested, reason, lambda: drafting.depth.why)
+        return Answer(request, job, counts, self.text.decoder(prompt), self.eos)
+
+    def _drafting(self, request: Request, prompt: tuple[int, ...]) -> Drafting:
+        guide = self._guide(request)
+        if plain_reason(request, self.limits, self.settings):
+            return Drafting(self.depths.row(0), guide=guide)
+        drafters = drafters_of(request, self.limits, self.settings)
+        proposers: list[Proposer] = []
+        if "ngram" in drafters:
+            proposers.append(Ngram(prompt))
+        if "prediction" in drafters and request.prediction is not None:
+            proposers.append(Prediction(prompt_ids("the prediction", request.prediction, self.text)))
+        return Drafting(self.depths.row(self._asked(request)), HEAD in drafters, proposers, guide)
+
+    def _asked(self, request: Request) -> int | None:
+        return None if request.depth is None else min(request.depth, self.limits.depth)
+
+    def _guide(self, request: Request) -> "Guide | None":
+        if request.constraint is None:
+            return None
+        with self._compiling:
+            if self._grammars is None:
+                from headlong.engine.constraint import Grammars
+
+                self._grammars = Grammars(self.text.to_json(), self.limits.vocab, self.eos)
+        return self._grammars.compile(request.constraint)
+
+
+def _is_greedy(request: Request) -> bool:
+    sampling = request.sampling
+    return replace(sampling, seed=None) == Sampling() and request.constraint is None
 
 
 def _is_id(token: object) -> bool:
     return isinstance(token, Integral)  # numpy's integers are not int
 
 
-def prompt_ids(request: Request, text: "Text") -> tuple[int, ...]:
-    if isinstance(request.prompt, str):
-        return tuple(text.encode(request.prompt))
-    strangers = [token for token in request.prompt if not _is_id(token)]
+def prompt_ids(what: str, given: str | Sequence[int], text: "Text") -> tuple[int, ...]:
+    if isinstance(given, str):
+        return tuple(text.encode(given))
+    strangers = [token for token in given if not _is_id(token)]
     if strangers:
-        raise UserError(f"the prompt holds {strangers[0]!r}; a prompt is text or a sequence of token ids.")
-    return tuple(int(token) for token in request.prompt)
+        raise UserError(f"{what} holds {strangers[0]!r}; it must be text or a sequence of token ids.")
+    return tuple(int(token) for token in given)
 
 
 def refuse_unfit(request: Request, prompt: Sequence[int], limits: Limits) -> None:
@@ -89,7 +204,7 @@ def refuse_unfit(request: Request, prompt: Sequence[int], limits: Limits) -> Non
             f"the prompt has {count} tokens and max_tokens is {wanted}, together more than the context of "
             f"{limits.context}; ask for at most {limits.context - count} or load the model with a longer context."
         )
-    pages = pages_for(count, wanted, depth_of(request, limits), limits)
+    pages = pages_for(count, wanted, limits)
     if pages > limits.pages:
         raise UserError(
             f"the request may need {pages} pages of {limits.page} tokens and the cache has {limits.pages}; "

@@ -1,12 +1,18 @@
 """All that crosses rings: what is asked, what a step is told to do, and what comes back. Plain data, no tensors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from headlong.errors import UserError
-from headlong.settings import AUTO_DEPTH, MAX_DEPTH
+from headlong.settings import MAX_DEPTH, REQUEST_DRAFT_KINDS
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MOST_LOGPROBS = 20
 LOWEST_TEMPERATURE = 1e-5  # below it scores overflow
 
 
@@ -72,6 +78,14 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """What a text must be, as one of four kinds."""
+
+    kind: str  # "json_schema" and "grammar" (Lark) hold text, "regex" too, "choice" a tuple of texts
+    source: str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Request:
     """One sequence to produce."""
 
@@ -79,29 +93,46 @@ class Request:
     max_tokens: int = 256
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
-    depth: int | None = None  # drafts a round; None: chosen for you
-    draft: bool = True  # False: plain decoding, in the same rounds as everyone else
+    min_tokens: int = 0  # neither an end token nor a stop string ends the text before
     ignore_eos: bool = False
+    constraint: Constraint | None = None
+    logprobs: int | None = None  # likeliest tokens told beside each token; 0: the token's own logprob alone
+    depth: int | None = None  # drafts a round; None: chosen for you
+    draft_kind: str = "auto"  # "none": plain decoding, in the same rounds as everyone else
+    prediction: str | Sequence[int] | None = None  # a text the answer is expected to resemble
+    priority: int = 0  # the higher, the sooner it gets a row
+    deadline_s: float | None = None  # seconds after submission at which it ends, complete or not
 
     def __post_init__(self) -> None:
-        _whole("max_tokens", self.max_tokens)
-        if self.depth is not None:
-            _whole("depth", self.depth)
+        for name in ("max_tokens", "min_tokens", "priority"):
+            _whole(name, getattr(self, name))
         stop: object = self.stop  # callers without a type checker give a bare string
         if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
             raise UserError(f"stop is {stop!r}; it must be a tuple of strings.")
-        if self.max_tokens < 1:
-            raise UserError(f"max_tokens is {self.max_tokens}; it must be at least 1.")
-        if self.depth is not None and not 0 <= self.depth <= MAX_DEPTH:
-            raise UserError(f"depth is {self.depth}; it must be auto or between 0 and {MAX_DEPTH}.")
         if any(not text for text in self.stop):
             raise UserError("a stop string is empty; give at least one character or leave it out.")
+        if self.max_tokens < 1:
+            raise UserError(f"max_tokens is {self.max_tokens}; it must be at least 1.")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise UserError(f"min_tokens is {self.min_tokens}; it must be between 0 and max_tokens, {self.max_tokens}.")
+        if self.constraint is not None and self.ignore_eos:
+            raise UserError("ignore_eos was given with a constraint, whose text must be able to end; leave one out.")
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs)
+            _within("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        if self.deadline_s is not None:
+            _within("deadline_s", self.deadline_s, 0.0, math.inf)
+        self._check_drafting()
 
-    @property
-    def drafts_a_round(self) -> int:
-        if not self.draft:
-            return 0
-        return AUTO_DEPTH if self.depth is None else self.depth
+    def _check_drafting(self) -> None:
+        if self.depth is not None:
+            _whole("depth", self.depth)
+            if not 0 <= self.depth <= MAX_DEPTH:
+                raise UserError(f"depth is {self.depth}; it must be auto or between 0 and {MAX_DEPTH}.")
+        if self.draft_kind not in REQUEST_DRAFT_KINDS:
+            raise UserError(f"draft_kind is {self.draft_kind!r}; it must be one of {', '.join(REQUEST_DRAFT_KINDS)}.")
+        if self.draft_kind == "prediction" and self.prediction is None:
+            raise UserError("draft_kind is 'prediction' and no prediction was given; give one or leave draft_kind out.")
 
 
 # --- engine to backend -------------------------------------------------------------------------------------------
@@ -117,10 +148,37 @@ class Limits:
     chunk: int
     pages: int  # pages that may be handed to rows; their ids are 0 .. pages - 1
     vocab: int
-    depth: int  # most drafts a round; 0 when nothing can draft
-    drafter: str  # "mtp" or "none"
+    depth: int  # most drafts a round, whoever makes them
+    drafter: str  # what the backend itself drafts with: "mtp" or "none"
     no_draft_reason: str  # why drafter is "none"; empty otherwise
+    page_bytes: int = 0  # of one page in all layers
+    overlaps: bool = False  # whether the host is free while a round runs
     device: str = ""  # where and in which type it runs, for people to read
+
+
+class Saved(Protocol):
+    """A row's memory kept aside by a backend; the engine only holds it, counts its bytes and hands it back."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """A row's beginning. With `saved`, its first `length` positions are in the cache already, in `pages`."""
+
+    row: int
+    prompt: Sequence[int]
+    sampling: Sampling
+    seed: int  # the request's own, or one drawn for it when sampling.seed is None
+    quiet: tuple[int, ...] = ()  # tokens that may not come among the first `min_tokens`
+    min_tokens: int = 0
+    logprobs: int | None = None
+    masked: bool = False  # every round brings masks
+    follows: bool = True  # the head keeps up with the row, so that it can draft
+    length: int = 0
+    pages: Sequence[int] = ()
+    saved: Saved | None = None
 
 
 @dataclass(frozen=True)
@@ -140,9 +198,20 @@ class RowPlan:
     """One row's part in a round."""
 
     row: int
-    verify: int  # drafts of the last round that stand in this round's window
-    draft: int  # drafts to leave for the next round
+    verify: int  # drafts that stand in this round's window
+    draft: int  # drafts the backend is to leave for the next round
     pages: Sequence[int] = ()  # pages the row gains now
+    drafts: tuple[int, ...] | None = None  # the window's drafts; None: the first of those the last round left
+    masks: "Callable[[], NDArray[np.int32]] | None" = None  # [verify + 1, ceil(vocab / 32)] bits of tokens allowed
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely the model itself, before the sampling chain, found a token, and its likeliest ones."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +221,18 @@ class Kept:
     row: int
     tokens: tuple[int, ...]  # between 1 and verify + 1; all but the last were drafts
     verified: int
+    left: tuple[int, ...] = ()  # drafts left for the next round
+    logprobs: tuple[Logprob, ...] = ()  # one a token, where they were asked for
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round gave, and the seconds of its two halves."""
+
+    kept: list[Kept]
+    verify_s: float = 0.0
+    draft_s: float = 0.0
+    cold: bool = False  # it took longer than the next ones like it will
 
 
 # --- engine to people --------------------------------------------------------------------------------------------
@@ -161,14 +242,16 @@ class Kept:
 class Emitted:
     """One token of one request, with the text it completes (often a piece, sometimes nothing yet).
 
-    When an end token ends a request it comes as the last one here; `Output.tokens` leaves it out.
+    When an end token ends a request it comes as the last one here; `Output.tokens` leaves it out. A request that ends
+    without a token (cancelled, past its deadline, refused by a fault) ends with token None.
     """
 
     index: int
-    token: int
+    token: int | None
     text: str
     drafted: bool  # it was a draft that the target agreed with
-    finish_reason: str | None = None  # "stop" or "length" on the last one
+    finish_reason: str | None = None  # on the last one: "stop", "length", "cancelled", "deadline" or "fault"
+    logprob: Logprob | None = None
 
 
 @dataclass(frozen=True)
@@ -176,14 +259,16 @@ class Speculative:
     """What drafting did for one request."""
 
     requested: str
-    used: str
-    reason: str
-    depth: int
+    used: str  # the drafters whose proposals stood in windows, joined by "+"; "none"
+    reason: str  # why nothing, or nothing any more, was drafted
+    depth: int  # the asked depth, or the deepest of those chosen
     rounds: int
     drafted: int
     accepted: int
     drafted_by_position: tuple[int, ...]
     accepted_by_position: tuple[int, ...]
+    drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # drafted and accepted by each
+    depths: tuple[tuple[int, int], ...] = ()  # windows in order: drafts in them, and how many such in a row
 
     @property
     def mean_length(self) -> float:
@@ -193,14 +278,22 @@ class Speculative:
 
 @dataclass(frozen=True)
 class Timings:
+    """Seconds of one request. Those of calls that it shared with others are counted whole."""
+
     prefill_s: float
-    decode_s: float
+    decode_s: float  # from the first round to the last, waits for other prompts' chunks included
     prompt_tokens: int
     tokens: int
+    queue_s: float = 0.0
+    verify_s: float = 0.0
+    draft_s: float = 0.0
+    host_s: float = 0.0  # planning, recording and text
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
 
     @property
     def prompt_tps(self) -> float:
-        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+        """Of the prompt tokens that were not cached."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s else 0.0
 
     @property
     def decode_tps(self) -> float:
@@ -217,3 +310,5 @@ class Output:
     prompt_tokens: int
     speculative: Speculative
     timings: Timings
+    logprobs: tuple[Logprob, ...] = ()
+    error: str = ""  # what went wrong where finish_reason is "fault"

@@ -1,11 +1,13 @@
-"""Who waits, who runs, and what the next chunk and the next round are."""
+"""Who waits, who runs, who makes room, and what the next chunk and the next round are."""
 
-from collections import deque
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headlong.engine.pages import PagePool
-from headlong.engine.request import Chunk, Kept, Limits, RowPlan
+from headlong.engine.prefix import Match, PrefixCache, common_chunks
+from headlong.engine.request import Chunk, Limits, RowPlan, Saved
+from headlong.engine.windows import Drafting, Window
 from headlong.errors import Fault
 
 
@@ -16,11 +18,18 @@ class Job:
     index: int
     prompt: tuple[int, ...]
     max_tokens: int
-    depth: int  # most drafts a round
+    drafting: Drafting
+    priority: int = 0
+    sampled: bool = False  # its tokens cost more than an argmax
+    seed: int | None = None  # drawn once, when it first starts
     row: int | None = None
+    started: bool = False  # the backend knows its prompt
     length: int = 0  # positions committed to the cache
-    left: int = 0  # drafts the last chunk or round left behind
     pages: list[int] = field(default_factory=list)
+    found: int = 0  # positions that came from the prefix cache
+    saves: set[int] = field(default_factory=set)  # lengths at which its state is worth keeping
+    aside: Saved | None = None  # what it was when it last had to make room
+    served: int = 0  # when its prompt last had a chunk
 
     @property
     def placed(self) -> int:
@@ -36,30 +45,38 @@ class Job:
 
     @property
     def prefilling(self) -> bool:
-        return self.length < self.prefill_end
+        return not self.started or self.length < self.prefill_end
 
     @property
     def remaining(self) -> int:
         """Tokens still wanted. Each one commits the token before it, so lengths count them."""
         return self.prefill_end + self.max_tokens - self.length
 
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Smaller goes first: in the queue, for pages, and last to make room."""
+        return -self.priority, self.index
 
-def pages_for(prompt: int, max_tokens: int, depth: int, limits: Limits) -> int:
+
+def pages_for(prompt: int, max_tokens: int, limits: Limits) -> int:
     """Pages that a whole sequence may come to hold, drafts past its end included."""
-    return -(-min(prompt + max_tokens + depth, limits.context) // limits.page)
+    return -(-min(prompt + max_tokens + limits.depth, limits.context) // limits.page)
 
 
 class Scheduler:
-    """First come, first served. A job gets a row when one is free and all the pages it may need are unpromised.
+    """First come, first served, the higher priority first. A row grows page by page; when pages run out, cached
+    prefixes go, then the youngest row makes room and waits for its turn to go on.
 
-    Pages reach the backend as the row grows. The sum of promises never exceeds the pool, so growing never fails.
+    The oldest row can always have every page, and each request alone fits, so there is always one that goes on.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, prefix_bytes: int = 0) -> None:
         self.limits = limits
         self.pool = PagePool(limits.pages)
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []  # oldest first
+        self.prefix = PrefixCache(limits, self.pool, prefix_bytes)
+        self.waiting: list[Job] = []  # in order of seniority
+        self.running: list[Job] = []
+        self._clock = 0
 
     @property
     def busy(self) -> bool:
@@ -68,19 +85,39 @@ class Scheduler:
     # --- who waits, who runs -------------------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        self.waiting.append(job)
+        insort(self.waiting, job, key=lambda job: job.seniority)
 
     def admit(self) -> Job | None:
-        """Move the first waiting job to a free row, if it fits."""
+        """Move the first waiting job to a free row, if there are pages for what it has and its next window."""
         free_rows = set(range(self.limits.rows)) - {job.row for job in self.running}
-        promised = sum(self._pages_for(job) for job in self.running)
-        if not self.waiting or not free_rows or promised + self._pages_for(self.waiting[0]) > self.pool.count:
+        if not self.waiting or not free_rows:
             return None
         job = self.waiting[0]
+        if job.aside is None and any(other.aside is not None for other in self.running):
+            return None  # nobody overtakes a row that waits for its pages
+        # What others will come to need is not known; one page each keeps rows from being set aside at once.
+        needed = self._pages(max(job.length, len(job.prompt)) + self.limits.depth + 1)
+        if job.aside is None:
+            needed -= self.prefix.touch(job.prompt) // self.limits.page
+        spare = len(self.running)
+        if not self.prefix.make_room(min(needed + spare, self.limits.pages)) and self.running:
+            return None
         self.running.append(job)  # before it has a row, so that an interrupt in between leaves it where it waits
         job.row = min(free_rows)
-        self.waiting.popleft()
+        self.waiting.pop(0)
         return job
+
+    def bring_back(self, job: Job) -> tuple[int, ...] | None:
+        """Pages for a job that was set aside, as many as it had; None if it must wait on."""
+        return self._grow(job, job.length)
+
+    def make_wait(self, job: Job, aside: Saved | None) -> None:
+        """Put a running job back into the queue. What it had is aside; a prompt that is not in yet begins anew."""
+        self.remove(job)
+        job.row, job.aside = None, aside
+        if aside is None:
+            job.started, job.length = False, 0
+        self.add(job)
 
     def remove(self, job: Job) -> None:
         """Forget a job wherever it is; its pages are free again."""
@@ -90,71 +127,105 @@ class Scheduler:
         self.pool.give(job.pages)
         job.pages.clear()
 
-    # --- planning ------------------------------------------------------------------------------------------------
+    # --- prompts -------------------------------------------------------------------------------------------------
 
-    def plan_chunk(self) -> Chunk | None:
-        """The next piece of the oldest prompt that is not in yet."""
-        job = next((job for job in self.running if job.prefilling), None)
-        if job is None:
-            return None
+    def begin(self) -> Iterator[tuple[Job, Match]]:
+        """Rows that can begin their prompt, with what the prefix cache has of it.
+
+        While another row runs the same beginning, a row waits for that instead of running it twice.
+        """
+        for job in sorted(self.running, key=lambda job: job.seniority):
+            if job.started or job.aside is not None or self._awaits(job):
+                continue
+            match = self.prefix.find(job.prompt)
+            self.pool.share(match.pages)
+            job.pages.extend(match.pages)
+            job.length = job.found = match.length
+            job.saves |= self.prefix.save_at(job.prompt, match)
+            job.started = True
+            yield job, match
+
+    def _awaits(self, job: Job) -> bool:
+        if not self.prefix.budget:
+            return False
+        for other in self.running:
+            if other is job or not other.started or not other.prefilling:
+                continue
+            common = min(common_chunks(job.prompt, other.prompt, self.limits.chunk), _floor(other, self.limits.chunk))
+            if common > other.length:
+                other.saves.add(common)
+                return True
+        return False
+
+    def next_prompt(self) -> Job | None:
+        """Whose prompt goes on: the highest priority's, then who had a chunk longest ago."""
+        jobs = [job for job in self.running if job.started and job.aside is None and job.prefilling]
+        return min(jobs, key=lambda job: (-job.priority, job.served, job.index), default=None)
+
+    def plan_chunk(self, job: Job, draft: int) -> Chunk | None:
+        """The next piece of a prompt, with so many drafts after the last one; None if there is no page for it."""
         start = job.length
         end = min(start + self.limits.chunk, job.prefill_end)
-        draft = self._useful(job, job.max_tokens - 1, end) if end == job.prefill_end else 0
+        # A full chunk's pages may be shared, and drafting would write the head's newest pair into them again.
+        draft = draft if end == job.prefill_end and end % self.limits.chunk else 0
         pages = self._grow(job, end + draft)
+        if pages is None:
+            return None
+        self._clock += 1
+        job.served = self._clock
         return Chunk(job.placed, start, job.prompt[start:end], job.prompt[end], pages, draft)
 
-    def plan_round(self) -> list[RowPlan]:
-        """A window for every row whose prompt is in."""
-        return [self._plan_row(job) for job in self.running if not job.prefilling]
+    def record_chunk(self, job: Job, chunk: Chunk) -> None:
+        job.length += len(chunk.tokens)
+        job.drafting.left = chunk.draft
 
-    def _plan_row(self, job: Job) -> RowPlan:
-        # A round yields verify + 1 tokens at most and 1 at least: what goes past the last wanted token is waste.
-        verify = min(job.left, job.remaining - 1)
-        written = job.length + verify + 1
-        draft = self._useful(job, job.remaining - 2, written)
-        return RowPlan(job.placed, verify, draft, self._grow(job, written + draft))
+    # --- rounds --------------------------------------------------------------------------------------------------
 
-    def _useful(self, job: Job, wanted: int, written: int) -> int:
-        """Drafts worth making after position `written` - 1; the head's cache must stay inside the context too."""
-        return max(0, min(job.depth, wanted, self.limits.context - written))
+    def ready(self) -> list[Job]:
+        """The rows whose prompt is in, the most senior first."""
+        ready = [job for job in self.running if job.aside is None and not job.prefilling]
+        return sorted(ready, key=lambda job: job.seniority)
 
-    def _grow(self, job: Job, positions: int) -> tuple[int, ...]:
-        """Pages the job gains so that it covers so many positions."""
-        missing = -(-positions // self.limits.page) - len(job.pages)
-        gained = self.pool.take(max(0, missing))
+    def plan_row(self, job: Job, window: Window) -> RowPlan | None:
+        """A row's part of the round; None if there is no page for it."""
+        pages = self._grow(job, job.length + window.verify + 1 + window.draft)
+        if pages is None:
+            return None
+        return RowPlan(job.placed, window.verify, window.draft, pages, window.given, window.masks)
+
+    def victim(self, job: Job) -> Job:
+        """Who makes room for a job that needs pages: the youngest that holds any, perhaps itself."""
+        holders = [other for other in self.running if other.pages or other is job]
+        return max(holders, key=lambda other: other.seniority)
+
+    def _grow(self, job: Job, positions: int) -> tuple[int, ...] | None:
+        """Pages the job gains so that it covers so many positions; None if there are too few."""
+        missing = max(0, self._pages(positions) - len(job.pages))
+        if missing and not self.prefix.make_room(missing):
+            return None
+        gained = self.pool.take(missing)
         job.pages.extend(gained)
         return gained
 
-    # --- recording -----------------------------------------------------------------------------------------------
+    def _pages(self, positions: int) -> int:
+        return -(-min(positions, self.limits.context) // self.limits.page)
 
-    def record_chunk(self, chunk: Chunk) -> Job:
-        job = self._at(chunk.row)
-        job.length += len(chunk.tokens)
-        job.left = chunk.draft
-        return job
-
-    def record_round(self, plan: Sequence[RowPlan], kept: Sequence[Kept]) -> list[tuple[Job, Kept]]:
-        """Take a round's results; each with the job it belongs to, in the order of the plan."""
-        by_row = {result.row: result for result in kept}
-        recorded = []
-        for part in plan:
-            job, result = self._at(part.row), by_row[part.row]
-            job.length += len(result.tokens)
-            job.left = part.draft
-            recorded.append((job, result))
-        return recorded
+    # --- invariants ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every page is free or belongs to one job, and every promise can be kept."""
-        self.pool.check()
+        """Every page is free, or held by just those jobs and cached prefixes that say so."""
+        self.prefix.check()
         held = [page for job in self.running for page in job.pages]
-        if len(set(held)) != len(held) or len(held) + self.pool.free != self.pool.count:
-            raise Fault(f"{len(held)} pages are held and {self.pool.free} free, of {self.pool.count}.")
-        if any(len(job.pages) > self._pages_for(job) for job in self.running):
-            raise Fault("a job holds more pages than it was promised.")
+        if any(job.pages for job in self.waiting):
+            raise Fault("a waiting job holds pages.")
+        self.pool.check([*held, *self.prefix.held_pages()])
+        rows = [job.row for job in self.running]
+        if len(set(rows)) != len(rows):
+            raise Fault(f"rows are taken twice: {rows}.")
+        for job in self.running:
+            if job.aside is None and len(job.pages) * self.limits.page < job.length:
+                raise Fault(f"request {job.index} has {job.length} positions in {len(job.pages)} pages.")
 
-    def _pages_for(self, job: Job) -> int:
-        return pages_for(len(job.prompt), job.max_tokens, job.depth, self.limits)
 
-    def _at(self, row: int) -> Job:
-        return next(job for job in self.running if job.row == row)
+def _floor(job: Job, chunk: int) -> int:
+    return job.prefill_end // chunk * chunk

@@ -1,60 +1,99 @@
 """Counts of one request: rounds, drafts and seconds."""
 
-from headlong.engine.request import Limits, Request, Speculative, Timings
+from collections import defaultdict
+from collections.abc import Callable
+
+from headlong.engine.request import Limits, Request, RoundResult, Speculative, Timings
+from headlong.engine.windows import HEAD, Window
 from headlong.settings import Settings
 
 
-def plain_reason(request: Request, limits: Limits) -> str:
-    """Why a request runs without drafts; empty when it drafts."""
-    if not request.draft:
+def plain_reason(request: Request, limits: Limits, settings: Settings) -> str:
+    """Why a request runs without drafts; empty when it may draft."""
+    if request.draft_kind == "none":
         return "the request asked for plain decoding"
     if request.depth == 0:
         return "depth 0 was asked"
-    return limits.no_draft_reason
+    if settings.draft_kind == "none":
+        return "draft kind none was asked for"
+    if not drafters_of(request, limits, settings) and request.constraint is None:
+        return limits.no_draft_reason or "draft kind mtp was asked for"
+    return ""
 
 
-def depth_of(request: Request, limits: Limits) -> int:
-    """Drafts a round that the request asks for and the backend can make."""
-    return 0 if plain_reason(request, limits) else min(request.drafts_a_round, limits.depth)
+def drafters_of(request: Request, limits: Limits, settings: Settings) -> tuple[str, ...]:
+    """The drafters that a request lets propose, of those the engine has."""
+    has_head = limits.drafter == HEAD and limits.depth > 0 and settings.draft_kind != "ngram"
+    available = {
+        HEAD: has_head,
+        "ngram": settings.draft_kind != "mtp" or request.draft_kind == "ngram",
+        "prediction": request.prediction is not None,
+    }
+    asked = tuple(available) if request.draft_kind == "auto" else (request.draft_kind,)
+    return tuple(name for name in asked if available.get(name))
 
 
 class Counts:
     """What it took to produce one request. Seconds are those of the calls that the request was part of."""
 
-    def __init__(self, request: Request, limits: Limits) -> None:
-        self._reason = plain_reason(request, limits)
-        self._depth = depth_of(request, limits)
-        self._asked_plain = not request.draft
-        self._drafter = limits.drafter
-        self._drafted = [0] * self._depth
-        self._accepted = [0] * self._depth
+    def __init__(self, asked: int | None, requested: str, reason: str, why: Callable[[], str]) -> None:
+        """`reason` says why nothing can be drafted at all, `why` what was last decided."""
+        self._asked, self._requested, self._reason, self._why = asked, requested, reason, why
+        self._drafted: list[int] = []
+        self._accepted: list[int] = []
+        self._by_drafter: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._depths: list[list[int]] = []  # drafts in a window, and for how many rounds in a row
         self._rounds = 0
-        self._prefill_s = 0.0
-        self._decode_s = 0.0
+        self.queue_s = self.prefill_s = self.decode_s = self.verify_s = self.draft_s = self.host_s = 0.0
+        self.decode_since = 0.0  # when its first round began
+        self.cached_tokens = 0
 
-    def record_chunk(self, seconds: float) -> None:
-        self._prefill_s += seconds
-
-    def record_round(self, verified: int, accepted: int, seconds: float) -> None:
+    def record_round(self, window: Window, result: RoundResult, accepted: int) -> None:
         """`accepted` counts the drafts that became output; those after a stop did not."""
         self._rounds += 1
-        self._decode_s += seconds
-        for position in range(verified):
+        self.verify_s += result.verify_s
+        self.draft_s += result.draft_s
+        if self._depths and self._depths[-1][0] == window.verify:
+            self._depths[-1][1] += 1
+        else:
+            self._depths.append([window.verify, 1])
+        if not window.verify:
+            return
+        more = window.verify - len(self._drafted)
+        self._drafted += [0] * more
+        self._accepted += [0] * more
+        for position in range(window.verify):
             self._drafted[position] += 1
             self._accepted[position] += position < accepted
+        mine = self._by_drafter[window.drafter]
+        mine[0] += window.verify
+        mine[1] += accepted
 
-    def speculative(self, settings: Settings) -> Speculative:
+    def speculative(self) -> Speculative:
+        reason = self._reason or ("" if self._drafted or not self._rounds else self._why())
         return Speculative(
-            requested="none" if self._asked_plain else settings.draft_kind,
-            used="none" if self._reason else self._drafter,
-            reason=self._reason,
-            depth=self._depth,
+            requested=self._requested,
+            used="+".join(sorted(self._by_drafter)) or "none",
+            reason=reason,
+            depth=0 if self._reason else len(self._drafted) if self._asked is None else self._asked,
             rounds=self._rounds,
             drafted=sum(self._drafted),
             accepted=sum(self._accepted),
             drafted_by_position=tuple(self._drafted),
             accepted_by_position=tuple(self._accepted),
+            drafters={name: (drafted, accepted) for name, (drafted, accepted) in sorted(self._by_drafter.items())},
+            depths=tuple((depth, rounds) for depth, rounds in self._depths),
         )
 
     def timings(self, prompt_tokens: int, tokens: int) -> Timings:
-        return Timings(self._prefill_s, self._decode_s, prompt_tokens, tokens)
+        return Timings(
+            prefill_s=self.prefill_s,
+            decode_s=self.decode_s,
+            prompt_tokens=prompt_tokens,
+            tokens=tokens,
+            queue_s=self.queue_s,
+            verify_s=self.verify_s,
+            draft_s=self.draft_s,
+            host_s=self.host_s,
+            cached_tokens=self.cached_tokens,
+        )

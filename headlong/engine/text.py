@@ -52,6 +52,10 @@ class Text:
             raise UserError("the model has no chat template; use --raw, or give the prompt as text or token ids.")
         return list(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
 
+    def to_json(self) -> str:
+        """The whole tokenizer, for others who must know every token."""
+        return str(self._tokenizer.to_str())
+
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import headlong
 from headlong.cli.main import entrypoint
-from headlong.engine.request import Emitted, Output, Request, Speculative, Timings
+from headlong.engine.request import Emitted, Logprob, Output, Request, Speculative, Timings
 from headlong.errors import DraftError, Fault
 from headlong.settings import Settings
 
 ANSWER = ("One", " two", " three", "\n", " four", " è", " end")
+AUTO_DEPTH = 2
 
 
 class StubText:
@@ -68,7 +69,8 @@ class StubEngine:
     def _depth(self, index: int) -> int:
         if self.settings.draft_kind == "none":
             return 0
-        return self.requests[index].drafts_a_round
+        asked = self.requests[index].depth
+        return AUTO_DEPTH if asked is None else asked
 
     def _last(self, index: int) -> int:
         request = self.requests[index]
@@ -78,26 +80,35 @@ class StubEngine:
         self.cancelled.add(index)
 
     def output(self, index: int) -> Output:
+        request = self.requests[index]
         tokens = tuple(number % len(ANSWER) for number in range(self.given[index]))
-        depth, rounds = self._depth(index), self.rounds[index]
-        finish = "length" if self.requests[index].max_tokens <= len(ANSWER) else "stop"
+        finish = "length" if request.max_tokens <= len(ANSWER) else "stop"
+        top = () if request.logprobs is None else tuple((place, -1.0 - place) for place in range(request.logprobs))
         return Output(
             text="".join(ANSWER[token] for token in tokens),
             tokens=tokens,
             finish_reason="cancelled" if index in self.cancelled else finish,
-            prompt_tokens=len(self.requests[index].prompt),
-            speculative=Speculative(
-                requested=self.settings.draft_kind,
-                used="mtp" if depth else "none",
-                reason="" if depth else "drafting was turned off",
-                depth=depth,
-                rounds=rounds,
-                drafted=depth * rounds,
-                accepted=len(tokens) - rounds,
-                drafted_by_position=(rounds,) * depth,
-                accepted_by_position=(rounds,) * depth,
-            ),
-            timings=Timings(0.5, 2.0, len(self.requests[index].prompt), len(tokens)),
+            prompt_tokens=len(request.prompt),
+            speculative=self._speculative(index, len(tokens)),
+            timings=Timings(0.5, 2.0, len(request.prompt), len(tokens), 0.25, 1.0, 0.75, 0.125, cached_tokens=0),
+            logprobs=() if request.logprobs is None else tuple(Logprob(token, -0.5, top) for token in tokens),
+        )
+
+    def _speculative(self, index: int, tokens: int) -> Speculative:
+        depth, rounds = self._depth(index), self.rounds[index]
+        drafted, accepted = depth * rounds, tokens - rounds
+        return Speculative(
+            requested=self.settings.draft_kind,
+            used="mtp" if depth else "none",
+            reason="" if depth else "drafting was turned off",
+            depth=depth,
+            rounds=rounds,
+            drafted=drafted,
+            accepted=accepted,
+            drafted_by_position=(rounds,) * depth,
+            accepted_by_position=(rounds,) * depth,
+            drafters={"mtp": (drafted, accepted)} if depth else {},
+            depths=((depth, rounds),) if rounds else (),
         )
 
     def close(self) -> None:

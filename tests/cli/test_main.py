@@ -32,7 +32,9 @@ def test_help_of_generate_gives_the_defaults(command):
     assert "default: 256" in ran.out
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["generate", "--help"], ["inspect", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["--version"], ["generate", "--help"], ["tune", "--help"], ["inspect", "--help"]]
+)
 def test_help_is_quick(argv):
     seconds = []
     for _ in range(5):
@@ -42,7 +44,9 @@ def test_help_is_quick(argv):
     assert min(seconds) < LIMIT_S * SLACK
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["generate", "--help"], ["generate"], ["inspect", "--help"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["generate", "--help"], ["generate"], ["tune", "--help"], ["inspect", "--help"]]
+)
 def test_help_and_mistakes_load_nothing_heavy(argv):
     script = f"""
 import sys
@@ -57,8 +61,8 @@ sys.stderr.write("LOADED " + " ".join(sorted(set({HEAVY!r}) & set(sys.modules)))
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ([], "no command was given; give one of generate, bench, inspect, or run 'headlong --help'."),
-        (["sing"], "'sing' is not a command; give one of generate, bench, inspect, or run 'headlong --help'."),
+        ([], "no command was given; give one of generate, bench, tune, inspect, or run 'headlong --help'."),
+        (["sing"], "'sing' is not a command; give one of generate, bench, tune, inspect, or run 'headlong --help'."),
         (["--sing"], "'--sing' is not an option of headlong; run 'headlong --help' for those it has."),
     ],
 )

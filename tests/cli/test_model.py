@@ -82,9 +82,11 @@ def test_the_chat_template_is_used_unless_raw(answer):
 def test_text_and_figures_of_a_process(process, model):
     ran = process("headlong", "generate", "-m", model, "-n", "24", "--raw", "-v", stdin="Hello")
     assert ran.returncode == 0
-    figures, details = ran.stderr.splitlines()
-    assert ", mtp at depth 2, accepted by position: " in figures
+    figures, details, seconds = ran.stderr.splitlines()
+    assert " drafts a window), accepted by position: " in figures
     assert ", loaded in " in details
+    assert seconds.startswith("queue ")
+    assert ", depths " in seconds
 
 
 def test_a_head_that_is_absent_is_told(generate, headless):
@@ -131,7 +133,7 @@ def test_ctrl_c_leaves_the_figures(model):
     assert child.returncode == 130
     assert out.endswith(b"\n")
     assert err.count(b"\n") == 1
-    assert b" tok/s, mtp at depth 2" in err
+    assert b" drafts a window), accepted by position: " in err
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "embedded"])

@@ -6,26 +6,14 @@ import pytest
 from rich.console import Console
 
 from headlong.cli import show
+from headlong.cli.summary import Asked
 from headlong.engine.request import Emitted, Output, Speculative, Timings
 
 
-def speculative(**changes):
-    facts = {
-        "requested": "auto",
-        "used": "mtp",
-        "reason": "",
-        "depth": 2,
-        "rounds": 4,
-        "drafted": 8,
-        "accepted": 5,
-        "drafted_by_position": (4, 4),
-        "accepted_by_position": (3, 2),
-    }
-    return Speculative(**facts | changes)
-
-
-def output(text="abc", tokens=9, **changes):
-    return Output(text, tuple(range(tokens)), "stop", 10, speculative(**changes), Timings(0.5, 2.0, 10, tokens))
+def output(text):
+    return Output(
+        text, (1, 2), "stop", 10, Speculative("auto", "none", "", 0, 2, 0, 0, (), ()), Timings(0.5, 2.0, 10, 2)
+    )
 
 
 @pytest.fixture
@@ -73,25 +61,21 @@ def test_a_text_that_ends_its_line_gets_no_second_end(pipe):
     assert pipe.file.getvalue() == "abc\n"
 
 
-def test_figures_of_one():
-    assert show.figures([output()], 9.0) == (
-        "9 tokens in 4 rounds (2.25 a round), 4.5 tok/s, mtp at depth 2, accepted by position: 75% 50%"
-    )
+@pytest.mark.parametrize(
+    ("number", "prompts", "completions", "wanted"),
+    [
+        (1, ["a", " b\n c "], 1, "[2/2] b c"),
+        (1, ["a"], 3, "[answer 2 of 3] a"),
+        (5, ["a", "b"], 3, "[2/2, answer 3 of 3] b"),
+        (3, ["a", "b"], 3, "[2/2, answer 1 of 3] b"),
+        (0, ["x" * 61, "b"], 1, f"[1/2] {'x' * 59}…"),
+    ],
+)
+def test_a_header_says_which_prompt_and_which_answer(number, prompts, completions, wanted):
+    assert show.header(number, Asked(prompts, completions)) == wanted
 
 
-def test_figures_of_several_are_summed_and_timed_together():
-    narrow = output(tokens=1, depth=1, rounds=1, accepted=0, drafted_by_position=(1,), accepted_by_position=(0,))
-    assert show.figures([output(), narrow], 5.0) == (
-        "2 prompts, 10 tokens in 5 rounds (2.00 a round), 2.0 tok/s, mtp at depth 2, accepted by position: 60% 50%"
-    )
-
-
-def test_figures_without_drafts_give_the_reason():
-    plain = {"used": "none", "depth": 0, "accepted": 0, "drafted_by_position": (), "accepted_by_position": ()}
-    line = show.figures([output(reason="the model has no head", **plain)], 1.0)
-    assert line.endswith("tok/s, no drafts: the model has no head")
-
-
-def test_figures_of_a_text_cut_before_its_first_round():
-    nothing = output(tokens=0, rounds=0, accepted=0, drafted_by_position=(0, 0), accepted_by_position=(0, 0))
-    assert show.figures([nothing], 1.0) == "0 tokens in 0 rounds (0.00 a round), 0.0 tok/s, mtp at depth 2"
+def test_an_end_without_a_token_shows_nothing(pipe):
+    live = show.Live(pipe)
+    live.piece(Emitted(0, None, "", False, "deadline"))
+    assert pipe.file.getvalue() == ""

@@ -39,6 +39,12 @@ def test_several_answers_stand_under_their_prompts_on_a_terminal(tmp_path):
     assert max(map(len, shown.splitlines()[:5])) <= 66
 
 
+def test_several_answers_to_one_prompt_are_told_apart_on_a_terminal():
+    code, shown = generated("-p", "one", "-N", "2", NO_COLOR="1")
+    assert code == 0
+    assert shown.startswith(f"[answer 1 of 2] one\n{TEXT}\n[answer 2 of 2] one\n{TEXT}\n1 prompt, 2 answers, 14 tokens")
+
+
 def test_piped_output_is_plain_and_the_same_bytes(process):
     ran = process("tests.cli.stub", "generate", "-m", "m", stdin="hello")
     assert (ran.returncode, ran.stdout) == (0, f"{TEXT}\n")
@@ -81,7 +87,9 @@ def test_ctrl_c_ends_the_text_and_shows_the_figures():
     assert child.returncode == 130
     assert begun.startswith(TEXT)
     assert out.endswith("\n")
-    assert re.fullmatch(r"\d+ tokens in \d+ rounds \(.* a round\), .* tok/s, mtp at depth 2, .*\n", err)
+    assert re.fullmatch(
+        r"\d+ tokens in \d+ rounds \(.* a round\), .* tok/s, mtp at depth auto \(2\.0 drafts a window\), .*\n", err
+    )
 
 
 def test_ctrl_c_with_json_gives_the_object_so_far():

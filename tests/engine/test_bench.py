@@ -7,7 +7,8 @@ import pytest
 
 from headlong.backends.fake import FakeBackend
 from headlong.engine.bench import Bench, Case, Mode, Plan, differences
-from headlong.engine.costs import Sample
+from headlong.engine.costs import Sample, time_rounds
+from headlong.engine.request import Sampling
 from headlong.errors import UserError
 
 GREEDY, SEEDED, UNSEEDED = Mode(0.0), Mode(0.8), Mode(0.8, seeded=False)
@@ -121,7 +122,7 @@ def test_costs_are_held_against_the_plain_run_of_the_turn(bench, monkeypatch):
 
 
 def test_plain_decoding_alone_has_no_costs(bench):
-    made = bench(Plan(cases("a"), (GREEDY,), (0,), max_tokens=5), depth=0)
+    made = bench(Plan(cases("a"), (GREEDY,), (0,), max_tokens=5), head=False)
     assert len(list(made.go())) == made.steps == 3
     assert not any(made.samples.values())
 
@@ -143,8 +144,8 @@ def test_what_is_complete_stays_after_an_interrupt(bench):
 class Careless(FakeBackend):
     """Windows with two drafts change the last token they give."""
 
-    def _accept(self, row, drafts):
-        kept = super()._accept(row, drafts)
+    def _accept(self, row, drafts, masks):
+        kept = super()._accept(row, drafts, masks)
         return (*kept[:-1], kept[-1] + 1) if len(drafts) == 2 else kept
 
 
@@ -204,6 +205,15 @@ def test_the_backend_is_lent_while_the_engine_is_idle(build):
     engine.close()
     with pytest.raises(UserError, match="closed"), engine.idle_backend():
         pass
+
+
+def test_prefixes_survive_while_the_backend_is_lent(build):
+    engine = build(count_up)
+    prompt = list(range(40, 60))
+    first = engine.generate(prompt, max_tokens=5)
+    with engine.idle_backend() as backend:
+        time_rounds(backend, range(30), Sampling(), 0, depth=2, rounds=4)
+    assert engine.generate(prompt, max_tokens=5).tokens == first.tokens
 
 
 @pytest.mark.parametrize("repeat", [6, 12, 24])

@@ -2,43 +2,14 @@
 
 import contextlib
 import threading
-from collections import deque
 
 import pytest
 
 from headlong.backends.fake import FakeBackend
 from headlong.engine.request import Request, Sampling
 from headlong.errors import UserError
-
-RIGHT, WRONG = (True,), (False,)
-MIXED = (True, True, False, True, False)
-
-
-def walk(history):
-    """A model whose next token depends on all before it and is never the end token."""
-    return (sum(history) * 31 + history[-1] * 7 + len(history)) % 200
-
-
-def walked(prompt, count):
-    history = tuple(prompt)
-    for _ in range(count):
-        history += (walk(history),)
-    return history[len(prompt) :]
-
-
-def prompts(*lengths):
-    return [[(3 * place + length) % 200 for place in range(length)] for length in lengths]
-
-
-def assert_empty(engine):
-    """Nothing is left behind: no row, no page, no request."""
-    assert not engine.busy
-    assert not engine.backend.rows
-    assert not engine._answers
-    assert not engine._outboxes
-    engine._scheduler.check()
-    assert engine._scheduler.pool.free == engine.limits.pages
-
+from headlong.settings import Settings
+from tests.engine.scripted import MIXED, RIGHT, WRONG, assert_empty, prompts, run, submit, walk, walked
 
 # --- the same tokens, whatever is drafted ------------------------------------------------------------------------
 
@@ -82,24 +53,163 @@ def test_more_prompts_than_rows(build):
     assert_empty(engine)
 
 
-def test_few_pages_make_requests_wait(build):
-    engine = build(walk, MIXED, rows=4, pages=7, page=4)
-    asked = prompts(12, 3, 11, 5, 7)
-    outputs = engine.generate(asked, max_tokens=9, depth=3)
-    assert [output.tokens for output in outputs] == [walked(prompt, 9) for prompt in asked]
-    assert max(len(plan) for plan in engine.backend.rounds) < 3
-    assert_empty(engine)
-
-
 def test_rows_may_have_depths_of_their_own(build):
     engine = build(walk)
     indices = [engine.submit(Request([4, 5], max_tokens=12, depth=depth)) for depth in (0, 1, 4, None)]
     while engine.busy:
         engine.step()
-        engine._scheduler.check()
+        engine._loop.scheduler.check()
     outputs = [engine.output(index) for index in indices]
     assert {output.tokens for output in outputs} == {walked([4, 5], 12)}
-    assert [output.speculative.depth for output in outputs] == [0, 1, 4, 2]
+    assert [output.speculative.depth for output in outputs[:3]] == [0, 1, 4]
+    assert 0 < outputs[3].speculative.depth <= engine.limits.depth  # chosen for it
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("deepest", [0, 1, 3])
+def test_nobody_drafts_deeper_than_the_backend_goes(build, deepest, head):
+    """Whether the head or others draft, and whatever was asked."""
+    engine = build(walk, MIXED, depth=deepest, head=head)
+    said = walked([4, 5], 20)
+    for depth in (None, 8):
+        for prediction in (None, said):
+            output = engine.generate([4, 5], max_tokens=20, depth=depth, prediction=prediction)
+            assert output.tokens == said
+            assert output.speculative.depth <= deepest
+    assert max(max(part.verify, part.draft) for plan in engine.backend.rounds for part in plan) <= deepest
+    assert_empty(engine)
+
+
+def test_several_answers_to_one_prompt(build):
+    engine = build(walk, MIXED)
+    outputs = engine.generate([[4, 5], [6]], max_tokens=7, n=3)
+    assert [output.tokens for output in outputs] == [walked([4, 5], 7)] * 3 + [walked([6], 7)] * 3
+    assert [output.tokens for output in engine.generate([6], max_tokens=7, n=2)] == [walked([6], 7)] * 2
+    assert_empty(engine)
+
+
+# --- rows and pages ----------------------------------------------------------------------------------------------
+
+
+class Watched(FakeBackend):
+    """Counts the rows that were set aside and brought back."""
+
+    def __init__(self, script, **options):
+        super().__init__(script, **options)
+        self.left, self.returned = [], []
+
+    def set_aside(self, row):
+        self.left.append(self.rows[row].prompt)
+        return super().set_aside(row)
+
+    def bring_back(self, row, saved, pages):
+        self.returned.append(saved.row.prompt)
+        return super().bring_back(row, saved, pages)
+
+
+def test_the_youngest_row_makes_room_and_goes_on_where_it_was(build):
+    engine = build(walk, MIXED, backend=Watched, rows=2, pages=10, page=4)
+    asked = prompts(3, 4)
+    outputs = engine.generate(asked, max_tokens=24, depth=3)
+    assert [output.tokens for output in outputs] == [walked(prompt, 24) for prompt in asked]
+    assert engine.backend.left == engine.backend.returned
+    assert set(engine.backend.left) == {tuple(asked[1])}
+    assert len(engine.backend.chunks) == 2  # no prompt was run again
+    assert_empty(engine)
+
+
+def test_a_higher_priority_keeps_its_pages(build):
+    engine = build(walk, MIXED, backend=Watched, rows=2, pages=10, page=4)
+    asked = prompts(3, 4)
+    indices = [submit(engine, prompt, 24, priority=place) for place, prompt in enumerate(asked)]
+    run(engine)
+    assert [engine.output(index).tokens for index in indices] == [walked(prompt, 24) for prompt in asked]
+    assert set(engine.backend.left) == {tuple(asked[0])}
+
+
+def test_a_prompt_that_made_room_is_run_again(build):
+    engine = build(walk, backend=Watched, rows=2, pages=11, page=4, chunk=8, settings=Settings(prefix_bytes=0))
+    first, second = submit(engine, [1], 32, depth=8), submit(engine, prompts(27)[0], 4, depth=8)
+    run(engine)
+    assert (engine.output(first).tokens, engine.output(second).tokens) == (walked([1], 32), walked(prompts(27)[0], 4))
+    assert engine.backend.left == []
+    assert len(engine.backend.chunks) > 4
+    assert_empty(engine)
+
+
+def test_few_pages_give_the_same_texts(build):
+    engine = build(walk, MIXED, rows=4, pages=8, page=4)
+    asked = prompts(12, 3, 11, 5, 7)
+    outputs = engine.generate(asked, max_tokens=9, depth=3)
+    assert [output.tokens for output in outputs] == [walked(prompt, 9) for prompt in asked]
+    assert_empty(engine)
+
+
+def test_higher_priorities_get_rows_first(build):
+    engine = build(walk, rows=1)
+    for priority in (0, 2, 1, 2):
+        submit(engine, [1, 2], 2, priority=priority)
+    ends = [emitted.index for emitted in run(engine) if emitted.finish_reason]
+    assert ends == [1, 3, 2, 0]
+
+
+@pytest.mark.parametrize(("budget", "most"), [(0, 1), (5, 1), (8, 1), (12, 1), (16, 2), (20, 2), (24, 3)])
+def test_prompts_hold_up_rounds_for_no_more_than_the_budget(build, budget, most):
+    engine = build(walk, chunk=8, settings=Settings(budget=budget))
+    submit(engine, [1], 30, depth=0)
+    engine.step()
+    submit(engine, prompts(61)[0], 2)
+    ran = []
+    while engine.busy:
+        chunks, rounds = len(engine.backend.chunks), len(engine.backend.rounds)
+        engine.step()
+        ran.append(len(engine.backend.chunks) - chunks)
+        assert len(engine.backend.rounds) == rounds + 1
+    assert max(ran) == most
+    assert sum(ran) == 8
+
+
+# --- prefixes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_was_there_before_is_not_run_again(build):
+    engine = build(walk, MIXED, chunk=8)
+    prompt = prompts(30)[0]
+    first, second = (engine.generate(prompt, max_tokens=5) for _ in range(2))
+    assert first.tokens == second.tokens == walked(prompt, 5)
+    assert [chunk.start for chunk in engine.backend.chunks] == [0, 8, 16, 24, 24]
+    assert_empty(engine)
+
+
+def test_prompts_that_come_together_share_their_beginning(build):
+    engine = build(walk, MIXED, chunk=8, context=100)
+    prompt = prompts(30)[0]
+    outputs = engine.generate([prompt, [*prompt, 7], [*prompt[:20], 8]], max_tokens=5)
+    assert [output.timings.cached_tokens for output in outputs] == [0, 24, 16]
+    assert [output.tokens for output in outputs] == [
+        walked(asked, 5) for asked in (prompt, [*prompt, 7], [*prompt[:20], 8])
+    ]
+    assert_empty(engine)
+
+
+def test_an_idle_engine_prefills_what_was_said(build):
+    engine = build(walk, MIXED, chunk=8)
+    said = engine.generate([1, 2, 3], max_tokens=30).tokens
+    while engine.rest():
+        pass
+    again = [1, 2, 3, *said, 9]
+    output = engine.generate(again, max_tokens=5)
+    assert (output.tokens, output.timings.cached_tokens) == (walked(again, 5), 32)
+    assert_empty(engine)
+
+
+def test_a_request_drives_away_who_rests(build):
+    engine = build(walk, MIXED, rows=1, chunk=8)
+    engine.generate([1, 2, 3], max_tokens=30)
+    assert engine.rest()
+    assert engine.backend.rows
+    assert engine.generate([5], max_tokens=5).tokens == walked([5], 5)
     assert_empty(engine)
 
 
@@ -127,6 +237,24 @@ def test_a_stop_string_ends_an_answer_and_is_not_in_it(build, says, depth, stop,
     output = engine.generate("x", max_tokens=30, depth=depth, stop=stop)
     assert (output.text, output.finish_reason) == (shown, "stop")
     assert_empty(engine)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 8])
+@pytest.mark.parametrize(("least", "count"), [(0, 5), (5, 5), (6, 7), (8, 8), (9, 9)])
+def test_no_end_token_comes_before_there_are_enough(build, end, depth, least, count):
+    """The model ends after 5 tokens, after 7 and from then on."""
+    engine = build(lambda history: end if len(history) in (6, 8) or len(history) > 8 else 70 + len(history))
+    output = engine.generate([1], max_tokens=20, min_tokens=least, depth=depth)
+    assert (len(output.tokens), output.finish_reason) == (count, "stop")
+    assert end not in output.tokens
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 8])
+@pytest.mark.parametrize(("least", "shown"), [(0, ""), (1, ""), (2, "a"), (3, "abc"), (4, "abc"), (5, "abca")])
+def test_stop_strings_count_once_there_are_enough_tokens(build, says, depth, least, shown):
+    output = build(says("abcabcabc")).generate("x", max_tokens=30, min_tokens=least, stop=["a", "b"], depth=depth)
+    assert (output.text, output.finish_reason) == (shown, "stop")
 
 
 @pytest.mark.parametrize("answer", ["abcS", "abcST", "ab🙂"])
@@ -228,24 +356,58 @@ def test_an_idle_step_gives_nothing(build):
     assert build(walk).step() == []
 
 
-def test_a_failing_backend_leaves_a_usable_engine(build):
-    class Failing(FakeBackend):
+def test_an_interrupted_backend_leaves_a_usable_engine(build):
+    class Interrupted(FakeBackend):
         calls = 0
 
         def round(self, plan):
             self.calls += 1
             if self.calls == 3:
-                raise MemoryError("the device is full")
+                raise KeyboardInterrupt
             return super().round(plan)
 
-    engine = build(walk, backend=Failing, rows=2)
-    waiting = [engine.submit(Request([7, 8], max_tokens=9)) for _ in range(3)]
-    with pytest.raises(MemoryError):
+    engine = build(walk, backend=Interrupted, rows=2)
+    waiting = [submit(engine, [7, 8], 9, depth=0) for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt):
         engine.generate([1, 2], max_tokens=20)
     assert engine.generate([1, 2], max_tokens=20).tokens == walked([1, 2], 20)
+    run(engine)
     outputs = [engine.output(index) for index in waiting]
     assert [output.finish_reason for output in outputs] == ["cancelled", "cancelled", "length"]
     assert_empty(engine)
+
+
+@pytest.mark.parametrize("seconds", [0, 1e-9])
+def test_a_deadline_ends_a_request_where_it_is(build, seconds):
+    engine = build(walk, rows=1)
+    other, late = submit(engine, [3, 4], 6), submit(engine, [1, 2], 6, deadline_s=seconds)
+    emitted = run(engine)
+    output = engine.output(late)
+    assert (output.finish_reason, output.tokens, output.text) == ("deadline", (), "")
+    assert [(one.token, one.finish_reason) for one in emitted if one.index == late] == [(None, "deadline")]
+    assert engine.output(other).tokens == walked([3, 4], 6)
+    assert_empty(engine)
+
+
+def test_a_deadline_may_pass_while_a_request_runs(build, monkeypatch):
+    engine = build(walk, WRONG)
+    index = submit(engine, [1, 2], 6, deadline_s=3600.0, depth=0)
+    for _ in range(3):
+        engine.step()
+    engine._loop.answers[index].expires = 0.0
+    run(engine)
+    output = engine.output(index)
+    assert (output.finish_reason, output.tokens) == ("deadline", walked([1, 2], 3))
+    assert_empty(engine)
+
+
+def test_logprobs_come_with_their_tokens(build):
+    engine = build(walk, MIXED)
+    emitted = list(engine.stream([1, 2], max_tokens=6, depth=3, logprobs=0))
+    assert [one.logprob.token for one in emitted] == [one.token for one in emitted] == list(walked([1, 2], 6))
+    output = engine.generate([1, 2], max_tokens=6, depth=3, logprobs=0)
+    assert tuple(one.token for one in output.logprobs) == output.tokens
+    assert engine.generate([1, 2], max_tokens=6).logprobs == ()
 
 
 def test_a_closed_engine_refuses_work(build):
@@ -282,7 +444,7 @@ def test_a_seed_reaches_the_backend_and_without_one_each_row_draws_its_own(build
     for sampling in (Sampling(temperature=1.0, seed=7), Sampling(temperature=1.0), Sampling(temperature=1.0)):
         engine.submit(Request([1, 2], max_tokens=5, sampling=sampling))
     engine.step()
-    seeds = [row.seed for row in engine.backend.rows.values()]
+    seeds = [row.start.seed for row in engine.backend.rows.values()]
     assert seeds[0] == 7
     assert len(set(seeds)) == 3
 
@@ -305,19 +467,37 @@ def test_threads_may_share_an_engine(build, right):
     assert_empty(engine)
 
 
+class Interrupted(list):
+    """A list during whose n-th change Ctrl-C comes, before it or after it."""
+
+    def __init__(self, name, moment, after):
+        super().__init__()
+        self.name, self.moment, self.after, self.calls = name, moment, after, 0
+
+    def _change(self, name, change, *args):
+        self.calls += name == self.name
+        now = name == self.name and self.calls == self.moment + 1
+        if now and not self.after:
+            raise KeyboardInterrupt
+        changed = change(*args)
+        if now:
+            raise KeyboardInterrupt
+        return changed
+
+    def append(self, item):
+        return self._change("append", super().append, item)
+
+    def pop(self, place):
+        return self._change("pop", super().pop, place)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("place", "name"), [("waiting", "pop"), ("running", "append")])
 @pytest.mark.parametrize("moment", range(4))
-def test_an_interrupt_while_a_request_is_admitted_leaves_nothing_behind(build, moment, monkeypatch):
+def test_an_interrupt_while_a_request_is_admitted_leaves_nothing_behind(build, place, name, moment, after):
     """As Ctrl-C may come between any two lines of `admit`."""
     engine = build(walk)
-    calls = iter(range(100))
-
-    class Interrupted(deque):
-        def popleft(self):
-            if next(calls) == moment:
-                raise KeyboardInterrupt
-            return super().popleft()
-
-    engine._scheduler.waiting = Interrupted()
+    setattr(engine._loop.scheduler, place, Interrupted(name, moment, after))
     with contextlib.suppress(KeyboardInterrupt):
         engine.generate(prompts(3, 4, 5, 6, 7), max_tokens=5)
     assert_empty(engine)

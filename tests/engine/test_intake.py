@@ -2,9 +2,10 @@
 
 import pytest
 
-from headlong.engine.request import Request
-from headlong.errors import UserError
-from headlong.settings import Settings
+from headlong.engine.intake import one_answer, requests_from
+from headlong.engine.request import Constraint, Request
+from headlong.errors import QueueFull, UserError
+from headlong.settings import LEAST, Settings
 
 
 def one(history):
@@ -24,7 +25,7 @@ def assert_one_sentence(message):
         (["x", ""], {"max_tokens": 5}, "the prompt has no tokens"),
         ([1, 300], {}, "the prompt holds token 300; the model's tokens are 0 to 299"),
         ([1, -1], {}, "the prompt holds token -1"),
-        ([1, "a"], {}, "the prompt holds 'a'; a prompt is text or a sequence of token ids"),
+        ([1, "a"], {}, "the prompt holds 'a'; it must be text or a sequence of token ids"),
         ([1] * 64, {}, "the prompt has 64 tokens and the context 64, which must also hold the answer"),
         ([1] * 60, {"max_tokens": 5}, "together more than the context of 64; ask for at most 4"),
         ([1] * 60, {}, "max_tokens is 256"),
@@ -42,6 +43,25 @@ def assert_one_sentence(message):
         ([1], {"logit_bias": {"5": 1.0}}, "a token of logit_bias is '5'; it must be a whole number"),
         ([1], {"temprature": 1.0, "topk": 2}, "temprature, topk is not an option of a request; those are max_tokens"),
         ([1], {"sampling": None}, "sampling is not an option"),
+        ([1], {"constraint": None}, "constraint is not an option"),
+        ([1], {"draft": False}, "draft is not an option"),
+        ([1], {"n": 0}, "n is 0; it must be a whole number between 1 and 128"),
+        ([1], {"n": 129}, "n is 129"),
+        ([1], {"n": 1.0}, "n is 1.0"),
+        ([1], {"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5; it must be between 0 and max_tokens, 4"),
+        ([1], {"min_tokens": -1}, "min_tokens is -1"),
+        ([1], {"priority": 0.5}, "priority is 0.5; it must be a whole number"),
+        ([1], {"deadline_s": -1.0}, "deadline_s is -1.0; it must be at least 0"),
+        ([1], {"deadline_s": float("nan")}, "deadline_s is nan; it must be at least 0"),
+        ([1], {"logprobs": 21}, "logprobs is 21; it must be between 0 and 20"),
+        ([1], {"draft_kind": "medusa"}, "draft_kind is 'medusa'; it must be one of auto, mtp, ngram, prediction, none"),
+        ([1], {"draft_kind": "prediction"}, "no prediction was given"),
+        ([1], {"prediction": [1, "a"], "max_tokens": 5}, "the prediction holds 'a'; it must be text"),
+        ([1], {"regex": "a", "choice": ["b"]}, "regex and choice were given; a text can have one constraint"),
+        ([1], {"choice": "abc"}, "choice is 'abc'; it must be a list of texts"),
+        ([1], {"choice": ["a", 1]}, "it must be a list of texts"),
+        ([1], {"regex": 5}, "regex is 5; it must be a text"),
+        ([1], {"regex": "a", "ignore_eos": True}, "ignore_eos was given with a constraint"),
     ],
 )
 def test_refused(build, prompts, options, says):
@@ -55,11 +75,12 @@ def test_refused(build, prompts, options, says):
 
 
 def test_a_request_that_could_never_have_its_pages_is_refused(build):
-    engine = build(one, pages=2, page=4)
-    with pytest.raises(UserError, match="may need 3 pages of 4 tokens and the cache has 2") as refusal:
-        engine.submit(Request([1, 2], max_tokens=8, draft=False))
+    """A sequence and the drafts that a round may leave past its end."""
+    engine = build(one, pages=4, page=4, depth=8)
+    with pytest.raises(UserError, match="may need 5 pages of 4 tokens and the cache has 4") as refusal:
+        engine.submit(Request([1, 2], max_tokens=7))
     assert_one_sentence(str(refusal.value))
-    assert engine.generate([1, 2], max_tokens=6, draft=False).tokens == (1,) * 6
+    assert engine.generate([1, 2], max_tokens=6).tokens == (1,) * 6
 
 
 def test_a_refusal_leaves_the_other_prompts_of_the_call_unqueued(build):
@@ -75,13 +96,57 @@ def test_stop_is_a_tuple_of_strings(stop):
         Request("hi", stop=stop)
 
 
+def test_a_longer_queue_than_may_wait_is_refused_whole(build):
+    engine = build(one, rows=2, settings=Settings(queue=3))
+    with pytest.raises(QueueFull, match="0 requests wait or run and 5 may; try again later") as refusal:
+        engine.generate([[1]] * 6, max_tokens=5)
+    assert_one_sentence(str(refusal.value))
+    assert not engine.busy
+    assert len(engine.generate([[1]] * 5, max_tokens=5)) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "source"),
+    [
+        ({"json_schema": {"type": "object"}}, "json_schema", '{"type": "object"}'),
+        ({"json_schema": True}, "json_schema", "true"),
+        ({"json_schema": "{}"}, "json_schema", "{}"),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"choice": ["a", "b"]}, "choice", ("a", "b")),
+        ({"grammar": "start: x", "regex": None}, "grammar", "start: x"),
+    ],
+)
+def test_a_constraint_is_one_of_four_kinds(options, kind, source):
+    (request,) = requests_from("x", options)
+    assert request.constraint == Constraint(kind, source)
+
+
+def test_without_a_constraint_there_is_none():
+    (request,) = requests_from("x", {"json_schema": None, "choice": None})
+    assert request.constraint is None
+
+
+def test_several_answers_to_a_prompt_have_seeds_of_their_own():
+    requests = requests_from(["x", "y"], {"n": 3, "seed": 2**63 - 2, "temperature": 1.0, "max_tokens": 5})
+    assert [request.prompt for request in requests] == ["x"] * 3 + ["y"] * 3
+    assert [request.sampling.seed for request in requests] == [2**63 - 2, 2**63 - 1, 0] * 2
+    assert {request.sampling.seed for request in requests_from("x", {"n": 2})} == {None}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n", "one"), [("x", 1, True), ([1, 2], 1, True), ("x", 2, False), (["x"], 1, False), ([], 1, False)]
+)
+def test_one_answer_or_a_list_of_them(prompts, n, one):
+    assert one_answer(prompts, {"n": n}) is one
+
+
 @pytest.mark.parametrize("device", ["cpu:3", "cpu:abc", "auto:1", "gpu", "cuda:x", ""])
 def test_devices_that_do_not_exist(device):
     with pytest.raises(UserError, match="it must be auto, cpu, cuda or cuda:N"):
         Settings(device=device)
 
 
-@pytest.mark.parametrize("name", ["rows", "context", "page", "chunk", "threads"])
+@pytest.mark.parametrize("name", LEAST)
 def test_settings_are_whole_numbers(name):
     with pytest.raises(UserError, match=f"{name} is 2.5; it must be a whole number"):
         Settings(**{name: 2.5})

@@ -40,10 +40,12 @@ def test_drafts_after_the_end_token_are_not_accepted(build, says):
 @pytest.mark.parametrize(
     ("options", "limits", "settings", "requested", "reason"),
     [
-        ({"draft": False}, {}, {}, "none", "the request asked for plain decoding"),
+        ({"draft_kind": "none"}, {}, {}, "none", "the request asked for plain decoding"),
         ({"depth": 0}, {}, {}, "auto", "depth 0 was asked"),
-        ({}, {"depth": 0}, {}, "auto", "the fake model has no head"),
-        ({"depth": 3}, {"depth": 0}, {"draft_kind": "none"}, "none", "the fake model has no head"),
+        ({"draft_kind": "mtp"}, {"head": False}, {}, "mtp", "the fake model has no head"),
+        ({}, {"head": False}, {"draft_kind": "mtp"}, "mtp", "the fake model has no head"),
+        ({"depth": 3}, {}, {"draft_kind": "none"}, "none", "draft kind none was asked for"),
+        ({"depth": 3}, {"head": False}, {"draft_kind": "none"}, "none", "draft kind none was asked for"),
     ],
 )
 def test_plain_decoding_says_why(build, options, limits, settings, requested, reason):
@@ -52,10 +54,41 @@ def test_plain_decoding_says_why(build, options, limits, settings, requested, re
     assert (got.requested, got.used, got.reason, got.depth) == (requested, "none", reason, 0)
     assert (got.rounds, got.drafted, got.accepted, got.drafted_by_position) == (5, 0, 0, ())
     assert got.mean_length == 1.0
+    assert got.depths == ((0, 5),)
 
 
 def test_the_depth_is_the_one_that_ran(build):
-    assert build(count_up, depth=3).generate([1], max_tokens=5, depth=8).speculative.depth == 3
+    assert build(count_up, depth=3).generate([1], max_tokens=30, depth=8).speculative.depth == 3
+
+
+def test_the_windows_of_an_answer_are_told_in_order(build):
+    """A prompt of one token has no drafts yet; the last window is cut to what is wanted."""
+    got = build(count_up).generate([1], max_tokens=9, depth=2).speculative
+    assert got.depths == ((0, 1), (2, 2), (1, 1))
+    assert sum(rounds for _, rounds in got.depths) == got.rounds
+    assert sum(drafts * rounds for drafts, rounds in got.depths) == got.drafted
+
+
+def test_every_drafter_that_stood_in_a_window_is_named(build):
+    """The prediction is right for four tokens, then the head goes on."""
+    got = build(count_up).generate([2], max_tokens=12, depth=2, prediction=[3, 4, 5, 6, 99, 99, 99]).speculative
+    assert got.used == "mtp+prediction"
+    assert got.drafters["prediction"] == (4, 3)
+    assert sum(drafted for drafted, _ in got.drafters.values()) == got.drafted
+    assert sum(accepted for _, accepted in got.drafters.values()) == got.accepted
+
+
+@pytest.mark.parametrize(("kind", "used"), [("mtp", "mtp"), ("prediction", "prediction"), ("ngram", "none")])
+def test_only_the_drafter_that_was_asked_for_drafts(build, kind, used):
+    got = build(count_up).generate([1, 2], max_tokens=12, prediction=range(3, 60), draft_kind=kind).speculative
+    assert (got.requested, got.used) == (kind, used)
+
+
+def test_a_text_that_repeats_itself_drafts_from_itself(build):
+    engine = build(lambda history: (history[-1] + 1) % 3, head=False)
+    got = engine.generate([0, 1, 2] * 4, max_tokens=20, depth=4).speculative
+    assert (got.used, got.accepted) == ("ngram", got.drafted)
+    assert got.mean_length > 3
 
 
 def test_times_and_tokens_are_counted(build):
@@ -65,6 +98,13 @@ def test_times_and_tokens_are_counted(build):
     assert long.timings.decode_s > 0
     assert (long.prompt_tokens, long.timings.prompt_tokens, long.timings.tokens) == (30, 30, 4)
     assert engine.generate([1], max_tokens=4).timings.prefill_s == 0
+
+
+def test_cached_tokens_and_waits_are_counted(build):
+    engine = build(count_up, rows=1)
+    first, second = engine.generate([list(range(30))] * 2, max_tokens=4)
+    assert (first.timings.cached_tokens, second.timings.cached_tokens) == (0, 24)
+    assert second.timings.queue_s > first.timings.queue_s > 0
 
 
 def test_a_request_that_never_ran_has_no_figures(build):

@@ -18,7 +18,7 @@ import headlong
 from headlong.backends.torch.backend import TorchBackend
 from headlong.backends.torch.drafters import Feed, Proposal
 from headlong.checkpoint.checkpoint import open_checkpoint
-from headlong.engine.request import Chunk, RowPlan, Sampling
+from headlong.engine.request import Chunk, RowPlan, Sampling, Start
 from headlong.settings import Settings
 from model import Chain, Nano, UnitInverse, block_states, gather, prepare
 from tokenizer import train as train_tokenizer
@@ -108,9 +108,9 @@ def test_the_chain_trained_is_the_chain_the_engine_runs(tmp_path: Path, length: 
 
     drafter.draft = keep  # type: ignore[method-assign]
     prompt = torch.randint(0, TINY.vocab, (length,)).tolist()
-    backend.start(0, prompt, Sampling(), 0)
+    backend.start(Start(0, prompt, Sampling(), 0))
     backend.prefill(Chunk(0, 0, prompt[:-1], prompt[-1], [0], draft=4))
-    (kept,) = backend.round([RowPlan(0, 0, 4)]).result()
+    (kept,) = backend.round([RowPlan(0, 0, 4)]).result().kept
     sequence = F.pad(torch.tensor([*prompt, *kept.tokens, *drafts[-1]]), (0, 128))[None, :128]
     state, memory, found = model.model(sequence)[:, :100], Chain(), []
     for depth in range(1, 5):
@@ -145,7 +145,7 @@ def test_a_few_steps_end_in_a_model_that_drafts(tmp_path: Path) -> None:
     assert log[-1]["heldout-code-loss"] < np.log(TINY.vocab) + 0.1
     run("export.py", "--run", tmp_path / "run", "--tokenizer", tmp_path / "model", "--out", tmp_path / "nano")
     engine = headlong.load(tmp_path / "nano")
-    plain = engine.generate("def f(x):", max_tokens=12, draft=False, ignore_eos=True)
+    plain = engine.generate("def f(x):", max_tokens=12, draft_kind="none", ignore_eos=True)
     drafted = engine.generate("def f(x):", max_tokens=12, depth=3, ignore_eos=True)
     assert plain.tokens == drafted.tokens
     assert drafted.speculative.drafted > 0

@@ -1,105 +1,145 @@
 """Which drafts stand, and the token after them: the two rules of docs/round.md."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.chain import Needs
+from headlong.backends.torch.chain import Chain, Rule, Seen
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best
-from headlong.backends.torch.native.library import Kernels, library
+from headlong.backends.torch.native.library import library
+from headlong.backends.torch.ragged import Layout, Part
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """tokens [B, W]: the kept drafts, then the target's own token at index kept - 1; what follows is padding."""
+    """tokens [N]: of each row the kept drafts and then the target's own token; what follows in the row is padding."""
 
     tokens: Tensor
     kept: Tensor  # [B]
 
 
 @dataclass(frozen=True)
-class Draws:
-    """What the rows of a batch draw with."""
+class Trial:
+    """What is on trial: windows [N] from starts [B] on, and the target's logits [N, V] after each of their tokens."""
 
-    positions: Tensor  # [B, W], of the tokens the scores are for
-    seed: Tensor  # [B]
-    coupled: Tensor  # [B], False for rows under the rejection rule
-    drawn: Tensor  # [B], 0 for greedy rows
-    probs: Tensor | None  # of the drafts, [B, W - 1, V]; None when no row needs it
+    layout: Layout
+    starts: Tensor
+    window: Tensor
+    logits: Tensor
+    draft_probs: Tensor | None  # of every row's drafts, [rows, D, V]; None where no row ever needed them
+    masks: Mapping[int, Tensor] = field(default_factory=dict)  # by row: [its width, ceil(V / 32)], a bit a token
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What is on trial: the target's scores [B, W, V], and the window [B, W] that led to them."""
+class Scored:
+    """Some rows of a trial, padded: their windows [b, W], and the chain's scores [b, W, V] for the next positions."""
 
-    scores: Tensor
+    layout: Layout
     window: Tensor
-    verify: Tensor  # [B], drafts in each row's window
-    draws: Draws | None = None  # None where every row is greedy
-
-    @property
-    def tested(self) -> Tensor:
-        """[B, W - 1]: the window positions that hold a draft."""
-        return torch.arange(self.window.shape[1] - 1, device=self.window.device) < self.verify[:, None]
+    positions: Tensor  # [b, W], of the tokens the scores are for
+    scores: Tensor
 
 
-def accept(trial: Trial, needs: Needs) -> Verdict:
-    chosen = best(_with_noise(trial) if needs.noise else trial.scores)  # [B, W]
-    lib = library(trial.scores)
-    if lib and not needs.rejection:
-        return _coupled_native(trial, chosen, lib)
-    accepted, following = _coupled(trial, chosen)
-    if needs.rejection:
-        assert trial.draws is not None
-        other_accepted, other_following = _rejection(trial, trial.draws)
-        accepted = torch.where(trial.draws.coupled, accepted, other_accepted)
-        following = torch.where(trial.draws.coupled, following, other_following)
-    index = torch.arange(trial.window.shape[1], device=accepted.device)
-    drafts = torch.cat([trial.window[:, 1:], following[:, None]], 1)
-    tokens = torch.where(index == accepted[:, None], following[:, None], drafts)
-    return Verdict(tokens, accepted + 1)
-
-
-def _with_noise(trial: Trial) -> Tensor:
-    assert trial.draws is not None
-    draws, scores = trial.draws, trial.scores
-    gumbel = noise.gumbel(draws.seed, noise.TARGET, draws.positions, scores.shape[-1])
-    return scores + gumbel * draws.drawn[:, None, None]
-
-
-def _coupled(trial: Trial, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Greedy and seeded rows: the target's token is fixed by position; a draft is kept while it is that token."""
-    accepted = _leading((trial.window[:, 1:] == chosen[:, :-1]) & trial.tested)
-    return accepted, chosen.gather(1, accepted[:, None])[:, 0]
-
-
-def _coupled_native(trial: Trial, chosen: Tensor, lib: Kernels) -> Verdict:
-    verdict = Verdict(torch.empty_like(chosen), torch.empty_like(trial.verify))
-    tensors = (verdict.tokens, verdict.kept, chosen, trial.window, trial.verify)
-    lib.accept_coupled(*(t.data_ptr() for t in tensors), *chosen.shape)
+def accept(trial: Trial, chain: Chain) -> Verdict:
+    """Rows that ask for nothing take the best logits; the others go through the chain, only they."""
+    layout = trial.layout
+    chosen = best(trial.logits)  # of every row: beside any step of the chain it costs nothing
+    coupled = chain.under(Rule.COUPLED, layout.rows)
+    if coupled:
+        part = layout.part(coupled)
+        chosen[part.flat] = part.layout.unpad(_choose(_score(trial, part, chain), chain))
+    verdict = _keep_chosen(trial, chosen)
+    rejection = chain.under(Rule.REJECTION, layout.rows)
+    if rejection:
+        part = layout.part(rejection)
+        scored = _score(trial, part, chain)
+        accepted, following = _rejection(scored, _proposed(trial, scored), chain.seed[part.layout.index])
+        verdict.tokens[part.flat] = part.layout.unpad(_tokens(scored.window, accepted, following))
+        verdict.kept[part.which] = accepted + 1
     return verdict
 
 
-def _rejection(trial: Trial, draws: Draws) -> tuple[Tensor, Tensor]:
+def _score(trial: Trial, part: Part, chain: Chain) -> Scored:
+    layout = part.layout
+    window, logits = layout.pad(trial.window[part.flat]), layout.pad(trial.logits[part.flat])
+    step = torch.arange(layout.widest, device=window.device)
+    positions = trial.starts[part.which, None] + step + 1
+    # Position j has the drafts 1 .. j before it.
+    before = (step[1:] <= step[:, None]).expand(len(window), -1, -1)
+    needs = chain.needs_of(layout.rows)
+    seen = Seen(window[:, 1:], before, _masks(trial, layout) if needs.masked else None)
+    scores = chain.apply(logits, layout.index, needs, positions, seen)
+    return Scored(layout, window, positions, scores)
+
+
+def _masks(trial: Trial, layout: Layout) -> Tensor:
+    """[b, W, ceil(V / 32)]; rows without a constraint may take every token."""
+    words = -(-trial.logits.shape[-1] // 32)
+    free = torch.full((layout.widest, words), -1, dtype=torch.int32, device=trial.logits.device)
+    mine = [trial.masks.get(row, free[:width]) for row, width in zip(layout.rows, layout.widths, strict=True)]
+    return layout.pad(torch.cat(mine))
+
+
+def _choose(scored: Scored, chain: Chain) -> Tensor:
+    """Greedy and seeded rows: the target's token is fixed by position -> [b, W]."""
+    layout, scores = scored.layout, scored.scores
+    if chain.needs_of(layout.rows).noise:
+        scores = chain.add_noise(scores, layout.index, noise.TARGET, scored.positions)
+    return best(scores)
+
+
+def _keep_chosen(trial: Trial, chosen: Tensor) -> Verdict:
+    """A draft is kept while it is what the target chose, [N]."""
+    layout, lib = trial.layout, library(trial.logits)
+    if lib is None:
+        window, mine = layout.pad(trial.window), layout.pad(chosen)
+        accepted = _leading((window[:, 1:] == mine[:, :-1]) & _drafted(layout))
+        following = mine.gather(1, accepted[:, None])[:, 0]
+        return Verdict(layout.unpad(_tokens(window, accepted, following)), accepted + 1)
+    verdict = Verdict(torch.empty_like(chosen), torch.empty_like(layout.index))
+    tensors = (verdict.tokens, verdict.kept, chosen, trial.window, layout.offsets)
+    lib.accept_coupled(*(t.data_ptr() for t in tensors), len(layout.rows))
+    return verdict
+
+
+def _proposed(trial: Trial, scored: Scored) -> Tensor:
+    """The distributions the drafts were drawn from, [b, W - 1, V]."""
+    if trial.draft_probs is None:
+        return scored.scores[:, :0]
+    return trial.draft_probs[scored.layout.index, : scored.layout.widest - 1]
+
+
+def _rejection(scored: Scored, proposed: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
     """Unseeded rows, p the target, q the drafter: keep with min(1, p / q), else draw from what p has above q."""
-    assert draws.probs is not None
-    p = trial.scores.softmax(-1).double()
-    q = draws.probs.double()
-    drafts = trial.window[:, 1:, None]
-    chance = noise.uniform(draws.seed, noise.ACCEPT, draws.positions[:, :-1])
+    p, q = scored.scores.softmax(-1).double(), proposed.double()
+    drafts, drafted = scored.window[:, 1:, None], _drafted(scored.layout)
+    chance = noise.uniform(seed, noise.ACCEPT, scored.positions[:, :-1])
     passed = chance * q.gather(2, drafts)[..., 0] < p[:, :-1].gather(2, drafts)[..., 0]
-    accepted = _leading(passed & trial.tested)
+    accepted = _leading(passed & drafted)
     # After the last draft nothing was proposed: q is zero there and the draw is from p itself.
-    proposed = torch.cat([q * trial.tested[..., None], torch.zeros_like(p[:, :1])], 1)
+    q = torch.cat([q * drafted[..., None], torch.zeros_like(p[:, :1])], 1)
     at = accepted[:, None, None].expand(-1, 1, p.shape[-1])
-    p_at, q_at = p.gather(1, at)[:, 0], proposed.gather(1, at)[:, 0]
+    p_at, q_at = p.gather(1, at)[:, 0], q.gather(1, at)[:, 0]
     residual = (p_at - q_at).clamp(min=0)
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_at)
-    position = draws.positions.gather(1, accepted[:, None])
-    gumbel = noise.gumbel(draws.seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
+    position = scored.positions.gather(1, accepted[:, None])
+    gumbel = noise.gumbel(seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
     return accepted, (residual.log() + gumbel).argmax(-1)
+
+
+def _drafted(layout: Layout) -> Tensor:
+    """[B, W - 1]: which window positions after the first hold a draft."""
+    return torch.arange(1, layout.widest, device=layout.index.device) < layout.sizes[:, None]
+
+
+def _tokens(window: Tensor, accepted: Tensor, following: Tensor) -> Tensor:
+    """[B, W]: the accepted drafts of a window, then the token that follows them."""
+    drafts = torch.cat([window[:, 1:], following[:, None]], 1)
+    step = torch.arange(window.shape[1], device=window.device)
+    return torch.where(step < accepted[:, None], drafts, following[:, None])
 
 
 def _leading(flags: Tensor) -> Tensor:

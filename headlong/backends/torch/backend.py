@@ -1,6 +1,7 @@
 """The PyTorch backend: a model, its cache and its rounds behind the engine's protocol."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,8 +12,9 @@ from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.models import FAMILIES
 from headlong.backends.torch.native.library import DEFAULT_THREADS, library, torch_threads
 from headlong.backends.torch.round import RoundHandle, Rounds
+from headlong.backends.torch.saved import Aside, Settled
 from headlong.checkpoint.checkpoint import Checkpoint
-from headlong.engine.request import Chunk, Limits, RowPlan, Sampling
+from headlong.engine.request import Chunk, Limits, RowPlan, Saved, Start
 from headlong.errors import Fault, UserError
 from headlong.settings import MAX_DEPTH, Settings
 
@@ -29,50 +31,56 @@ class TorchBackend:
         lib = library() if self.device.type == "cpu" else None
         if lib:
             lib.use_threads(self.threads)
-        # Beside our own threads torch's would spin after each call of theirs, so in rounds it keeps to the caller's.
-        self.round_threads = 1 if lib else self.threads
+        # Beside our own threads torch's would spin after each call of theirs, so it keeps to the caller's.
+        self.pass_threads = 1 if lib else self.threads
         config = checkpoint.config
         context = settings.context or min(config.max_position_embeddings, DEFAULT_CONTEXT)
         if context > config.max_position_embeddings:
             raise UserError(
                 f"context is {context}; the model's own limit is {config.max_position_embeddings}: ask for less."
             )
-        with_head = checkpoint.head.found and settings.draft_kind != "none"
+        with_head = checkpoint.head.found and settings.draft_kind in ("auto", "mtp")
         with torch.inference_mode():
             loader = Loader(checkpoint.weights, dtype, self.device)
             self.model = FAMILIES[config.family](config, loader, context + 2 * MAX_WIDTH, with_head)
             checkpoint.weights.check_all_used(ignore_head=not with_head)
             reason = "" if with_head else _no_draft_reason(checkpoint, settings)
-            self.limits = _limits(
-                settings, context, config.vocab_size, reason, _describe(self.device, dtype, self.threads)
-            )
-            cache = Cache(self.model.cache_shape, self.limits, dtype, self.device)
+            shape, about = self.model.cache_shape, _describe(self.device, dtype, self.threads)
+            page_bytes = shape.page_bytes(settings.page, dtype)
+            self.limits = _limits(settings, context, config.vocab_size, page_bytes, reason, about)
+            cache = Cache(shape, self.limits, dtype, self.device)
             chain = Chain(self.limits.rows, config.vocab_size, self.device)
             if drafter is None and self.model.head is not None:
                 drafter = HeadDrafter(self.model.head, cache, chain)
             self.rounds = Rounds(self.model, cache, chain, drafter)
         self.left = [0] * self.limits.rows  # drafts each row's last pass left
+        self.starts: dict[int, Start] = {}
 
-    def start(self, row: int, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
+    def start(self, start: Start) -> None:
+        row = start.row
         with torch.inference_mode():
             self.rounds.cache.start(row)
-            self.rounds.chain.start(row, prompt, sampling, seed)
-            self.rounds.start(row, prompt[-1])
-        self.left[row] = 0
+            self.rounds.chain.start(start)
+            self.rounds.start(start)
+            if isinstance(start.saved, Settled):
+                self.rounds.cache.attach(row, start.pages)
+                self.rounds.cache.load(row, start.saved)
+        self.left[row], self.starts[row] = 0, start
 
     def prefill(self, chunk: Chunk) -> None:
         if chunk.start % self.limits.chunk:
             raise Fault(f"a chunk starts at {chunk.start}; chunks start at multiples of {self.limits.chunk}.")
-        with torch.inference_mode(), torch_threads(self.threads):
+        with torch.inference_mode(), torch_threads(self.pass_threads):
             self.rounds.cache.grow(chunk.row, chunk.pages)
             self.rounds.prefill(chunk)
         self.left[chunk.row] = chunk.draft
 
     def round(self, plan: Sequence[RowPlan]) -> RoundHandle:
         for row in plan:
-            if row.verify > self.left[row.row]:
-                raise Fault(f"row {row.row} is to verify {row.verify} drafts but has {self.left[row.row]}.")
-        with torch.inference_mode(), torch_threads(self.round_threads):
+            found = self.left[row.row] if row.drafts is None else len(row.drafts)
+            if row.verify > found or row.verify > MAX_DEPTH:
+                raise Fault(f"row {row.row} is to verify {row.verify} drafts but has {found}.")
+        with torch.inference_mode(), torch_threads(self.pass_threads):
             for row in plan:
                 self.rounds.cache.grow(row.row, row.pages)
             handle = self.rounds.run(plan)
@@ -80,26 +88,69 @@ class TorchBackend:
             self.left[row.row] = row.draft
         return handle
 
+    def save(self, row: int) -> Settled:
+        with torch.inference_mode():
+            return self.rounds.cache.settled(row)
+
+    def set_aside(self, row: int) -> Aside:
+        rounds, backlog = self.rounds, self.rounds.drafter.backlog if self.rounds.drafter else None
+        with torch.inference_mode():
+            aside = Aside(
+                self.starts[row],
+                {name: view.clone() for name, view in rounds.views(row).items()},
+                rounds.cache.copy_pages(row),
+                width=rounds.cache.widths[row],
+                late=backlog.most[row] if backlog else 0,
+                left=self.left[row],
+            )
+        self.release(row)
+        return aside
+
+    def bring_back(self, row: int, saved: Saved, pages: Sequence[int]) -> None:
+        assert isinstance(saved, Aside)
+        self.start(replace(saved.start, row=row, length=0, pages=(), saved=None))
+        rounds = self.rounds
+        with torch.inference_mode():
+            rounds.cache.grow(row, pages)
+            rounds.cache.put_pages(row, saved.pages)
+            views = rounds.views(row)
+            for name, tensor in saved.tensors.items():
+                views[name].copy_(tensor)
+        rounds.cache.widths[row], self.left[row] = saved.width, saved.left
+        if rounds.drafter and rounds.drafter.backlog:
+            rounds.drafter.backlog.most[row] = saved.late
+
     def release(self, row: int) -> None:
         with torch.inference_mode():
             self.rounds.cache.release(row)
         self.left[row] = 0
 
 
-def _limits(settings: Settings, context: int, vocab: int, no_draft_reason: str, device: str) -> Limits:
+def _limits(settings: Settings, context: int, vocab: int, page_bytes: int, reason: str, device: str) -> Limits:
+    """`reason` says why the model cannot draft; empty when it can."""
     pages_a_row = -(-(context + 2 * MAX_WIDTH) // settings.page)
+    on_cpu = "CPU" in device
     return Limits(
         rows=settings.rows,
         context=context,
         page=settings.page,
-        chunk=settings.chunk,
-        pages=settings.rows * pages_a_row,
+        chunk=settings.chunk or settings.page * (1 if on_cpu else 4),
+        pages=_pages(settings, pages_a_row, page_bytes),
         vocab=vocab,
-        depth=0 if no_draft_reason else MAX_DEPTH,
-        drafter="none" if no_draft_reason else "mtp",
-        no_draft_reason=no_draft_reason,
+        depth=MAX_DEPTH,
+        drafter="none" if reason else "mtp",
+        no_draft_reason=reason,
+        page_bytes=page_bytes,
+        overlaps=not on_cpu,
         device=device,
     )
+
+
+def _pages(settings: Settings, pages_a_row: int, page_bytes: int) -> int:
+    """Enough for every row and the cached prefixes beside them, unless a number of tokens was set for all."""
+    if settings.cache_tokens:
+        return -(-settings.cache_tokens // settings.page)
+    return settings.rows * pages_a_row + settings.prefix_bytes // page_bytes
 
 
 def _describe(device: torch.device, dtype: torch.dtype, threads: int) -> str:
@@ -111,7 +162,8 @@ def _describe(device: torch.device, dtype: torch.dtype, threads: int) -> str:
 
 
 def _no_draft_reason(checkpoint: Checkpoint, settings: Settings) -> str:
-    return "draft kind none was asked for" if settings.draft_kind == "none" else checkpoint.head.reason
+    asked = settings.draft_kind
+    return checkpoint.head.reason if asked in ("auto", "mtp") else f"draft kind {asked} was asked for"
 
 
 def _device(name: str) -> torch.device:

@@ -12,11 +12,15 @@ never enter a state and nothing is ever undone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
+from torch import Tensor
 
 from headlong.backends.torch.kernels.attention import Pages
 from headlong.backends.torch.kernels.gated_delta import Memory
+from headlong.backends.torch.ragged import Layout
+from headlong.backends.torch.saved import Settled
 from headlong.engine.request import Limits
 from headlong.settings import MAX_DEPTH
 
@@ -24,6 +28,7 @@ NULL_PAGE = 0
 SPARE_PAGE = 1
 RESERVED_PAGES = 2
 MAX_WIDTH = MAX_DEPTH + 1
+MOST_LAYOUTS = 256
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,10 @@ class CacheShape:
     value_dim: int = 0
     conv_channels: int = 0
     conv_kernel: int = 1
+
+    def page_bytes(self, page: int, dtype: torch.dtype) -> int:
+        """Of the keys and values of so many tokens in all layers."""
+        return 2 * self.attention_layers * self.kv_heads * self.head_dim * page * dtype.itemsize
 
 
 class Cache:
@@ -68,7 +77,8 @@ class Cache:
         ]
         self.kept = torch.zeros(limits.rows, dtype=torch.long, device=device)
         self.widths = [0] * limits.rows  # of each row's last window, known on the host
-        self.counting = torch.arange(MAX_WIDTH, device=device)
+        # Of rows and widths. Most rounds are laid out as one before them, whose tensors are on the device already.
+        self.layout = lru_cache(MOST_LAYOUTS)(partial(Layout.of, device=device))
         self._zero_pages([NULL_PAGE, SPARE_PAGE])
 
     def start(self, row: int) -> None:
@@ -82,17 +92,50 @@ class Cache:
 
     def grow(self, row: int, pages: Sequence[int]) -> None:
         """Append pages to a row's table, zeroed: what is not yet written must not disturb a sum."""
-        if not pages:
-            return
-        mine = [page + RESERVED_PAGES for page in pages]
-        self._zero_pages(mine)
-        first = self.owned[row]
-        self.table[row, first : first + len(mine)] = torch.tensor(mine, device=self.device)
-        self.owned[row] = first + len(mine)
+        if pages:
+            self._zero_pages([page + RESERVED_PAGES for page in pages])
+            self.attach(row, pages)
+
+    def attach(self, row: int, pages: Sequence[int]) -> None:
+        """Append pages that are written already."""
+        first, last = self.owned[row], self.owned[row] + len(pages)
+        self.table[row, first:last] = torch.tensor(pages, dtype=torch.long, device=self.device) + RESERVED_PAGES
+        self.owned[row] = last
 
     def release(self, row: int) -> None:
         self.table[row] = NULL_PAGE
         self.owned[row] = 0
+
+    def settled(self, row: int) -> Settled:
+        """A copy of what recurrent layers remember of a row that has had no window yet."""
+        taps = [memory.inputs.shape[1] - MAX_WIDTH for memory in self.memories]
+        return Settled(
+            [memory.states[row].clone() for memory in self.memories],
+            [memory.inputs[row, :past].clone() for memory, past in zip(self.memories, taps, strict=True)],
+        )
+
+    def load(self, row: int, settled: Settled) -> None:
+        for memory, state, inputs in zip(self.memories, settled.states, settled.inputs, strict=True):
+            memory.states[row] = state
+            memory.inputs[row, : len(inputs)] = inputs
+
+    def views(self, row: int) -> dict[str, Tensor]:
+        """Everything of a row but its pages."""
+        found = {"kept": self.kept[row]}
+        for layer, memory in enumerate(self.memories):
+            for name in ("states", "waiting", "inputs"):
+                found[f"{name} {layer}"] = getattr(memory, name)[row]
+        return found
+
+    def copy_pages(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        mine = self.table[row, : self.owned[row]]
+        return [(layer.keys[mine], layer.values[mine]) for layer in self.pages]
+
+    def put_pages(self, row: int, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Into pages that the row has gained since; they may be more than were copied."""
+        for layer, (keys, values) in zip(self.pages, copies, strict=True):
+            mine = self.table[row, : len(keys)]
+            layer.keys[mine], layer.values[mine] = keys, values
 
     def _zero_pages(self, pages: list[int]) -> None:
         for layer in self.pages:

@@ -1,62 +1,77 @@
-"""The sampling chain: penalties, bias, temperature, top-k, top-p, min-p, XTC, at every window position.
+"""The sampling chain: penalties, bias, constraints, temperature, top-k, top-p, min-p, XTC, at every window position.
 
-Parameters live on the device, one entry a row. Which steps a batch needs at all is known on the host from its
-requests; a step that a row did not ask for leaves that row's scores as they are, bit for bit.
+Parameters live on the device, one entry a row. Which rows need the chain and which steps of it is known on the host
+from their requests; a step that a row did not ask for leaves that row's scores as they are, bit for bit.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
 
 from headlong.backends.torch.kernels import noise
-from headlong.engine.request import Sampling
+from headlong.backends.torch.ragged import Layout
+from headlong.engine.request import Sampling, Start
 
 NO_TOP_P = 2.0  # above any sum of probabilities, rounding included
 
 
+class Rule(Enum):
+    """How a row's tokens are chosen."""
+
+    BEST = "the best logit, as it is"
+    COUPLED = "the best score, with noise that belongs to the position"
+    REJECTION = "a draw by the rejection rule"
+
+
 @dataclass(frozen=True)
 class Needs:
-    """Which parts of the chain some row of a batch asks for."""
+    """Which parts of the chain some row of a batch asks for. Without any, the best logit is the token."""
 
     penalties: bool = False
     bias: bool = False
+    quiet: bool = False
+    masked: bool = False
     noise: bool = False
     truncation: bool = False
     rejection: bool = False
 
     @staticmethod
-    def of(sampling: Sampling) -> "Needs":
+    def of(start: Start) -> "Needs":
+        sampling = start.sampling
         drawn = not sampling.greedy
         cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 or sampling.xtc_probability > 0
         penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
         return Needs(
             penalties=penalties != (1.0, 0.0, 0.0),
             bias=bool(sampling.logit_bias),
+            quiet=bool(start.quiet),
+            masked=start.masked,
             noise=drawn,
             truncation=drawn and cut,
             rejection=drawn and sampling.seed is None,
         )
 
     @property
-    def nothing(self) -> bool:
-        """Whether scores are the logits as they are, and the best of them is the token."""
-        return self == NOTHING
+    def rule(self) -> Rule:
+        if self.rejection:
+            return Rule.REJECTION
+        return Rule.BEST if self == Needs() else Rule.COUPLED
 
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(*(a or b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
-NOTHING = Needs()
-
-
 @dataclass(frozen=True)
 class Seen:
-    """Tokens that stand before a position but are not counted yet: tokens [B, E], visible [B, W, E]."""
+    """What stands before positions but is not counted yet, tokens [B, E], visible [B, W, E]; and what may stand there:
+    masks [B, W, ceil(V / 32)], a bit a token, of rows with a constraint, all ones for others."""
 
     tokens: Tensor
     visible: Tensor
+    masks: Tensor | None = None
 
 
 class Chain:
@@ -65,8 +80,8 @@ class Chain:
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         self.rows, self.vocab, self.device = rows, vocab, device
         self.needs = [Needs()] * rows
+        self.rules = [Rule.BEST] * rows
         self.seed = torch.zeros(rows, dtype=torch.long, device=device)
-        self.coupled = torch.ones(rows, dtype=torch.bool, device=device)
         self.drawn = torch.zeros(rows, dtype=torch.float32, device=device)  # 1 where noise applies, 0 for greedy rows
         self.temperature = torch.ones(rows, dtype=torch.float32, device=device)
         self.top_k = torch.full((rows,), vocab, dtype=torch.long, device=device)
@@ -78,11 +93,14 @@ class Chain:
         self.counts: Tensor | None = None
         self.in_prompt: Tensor | None = None
         self.bias: Tensor | None = None
+        self.quiet: Tensor | None = None
+        self.quiet_until = torch.zeros(rows, dtype=torch.long, device=device)  # the first position that is not
 
-    def start(self, row: int, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
-        needs = self.needs[row] = Needs.of(sampling)
-        self.seed[row] = seed
-        self.coupled[row] = not needs.rejection
+    def start(self, start: Start) -> None:
+        row, sampling = start.row, start.sampling
+        needs = self.needs[row] = Needs.of(start)
+        self.rules[row] = needs.rule
+        self.seed[row] = start.seed
         self.drawn[row] = float(needs.noise)
         self.temperature[row] = sampling.temperature if needs.noise else 1.0
         cut = needs.truncation
@@ -91,8 +109,9 @@ class Chain:
         self.min_p[row] = sampling.min_p if cut else 0.0
         self.xtc[row, 0] = sampling.xtc_probability if cut else 0.0
         self.xtc[row, 1] = sampling.xtc_threshold
-        self._start_counts(row, prompt, sampling)
+        self._start_counts(row, start.prompt, sampling)
         self._start_bias(row, sampling)
+        self._start_quiet(start)
 
     def _start_counts(self, row: int, prompt: Sequence[int], sampling: Sampling) -> None:
         if self.needs[row].penalties and self.counts is None:
@@ -113,6 +132,22 @@ class Chain:
             for token, value in sampling.logit_bias.items():
                 self.bias[row, token] = value
 
+    def _start_quiet(self, start: Start) -> None:
+        if start.quiet and self.quiet is None:
+            self.quiet = torch.zeros(self.rows, self.vocab, dtype=torch.bool, device=self.device)
+        if self.quiet is not None:
+            self.quiet[start.row] = False
+            self.quiet[start.row, list(start.quiet)] = True
+        self.quiet_until[start.row] = len(start.prompt) + start.min_tokens
+
+    def views(self, row: int) -> dict[str, Tensor]:
+        """What a row's text has changed here since its start."""
+        return {} if self.counts is None else {"counts": self.counts[row]}
+
+    def under(self, rule: Rule, rows: Sequence[int]) -> tuple[int, ...]:
+        """The places among these rows that stand under a rule."""
+        return tuple(b for b, row in enumerate(rows) if self.rules[row] is rule)
+
     def needs_of(self, rows: Sequence[int]) -> Needs:
         total = Needs()
         for row in rows:
@@ -126,11 +161,21 @@ class Chain:
             scores = self._penalise(scores, rows, seen)
         if needs.bias and self.bias is not None:
             scores = scores + self.bias[rows, None]
+        if needs.quiet and self.quiet is not None:
+            silent = self.quiet[rows, None] & (positions < self.quiet_until[rows, None])[..., None]
+            scores = scores.masked_fill(silent, -torch.inf)
+        if seen.masks is not None:
+            scores = scores.masked_fill(~self._bits(seen.masks), -torch.inf)
         if needs.noise:
             scores = scores / self.temperature[rows, None, None]
         if needs.truncation:
             scores = self._truncate(scores, rows, positions)
         return scores
+
+    def _bits(self, masks: Tensor) -> Tensor:
+        """[..., ceil(V / 32)] -> [..., V]."""
+        places = torch.arange(32, dtype=masks.dtype, device=self.device)
+        return ((masks[..., None] >> places) & 1).bool().flatten(-2)[..., : self.vocab]
 
     def _penalise(self, scores: Tensor, rows: Tensor, seen: Seen) -> Tensor:
         assert self.counts is not None
@@ -158,9 +203,16 @@ class Chain:
         keep &= ~(coin & (rank < viable - 1))  # of the viable tokens only the last stays
         return scores.masked_fill(torch.empty_like(keep).scatter_(-1, order, ~keep), -torch.inf)
 
-    def count(self, rows: Tensor, tokens: Tensor, kept: Tensor) -> None:
-        """Count the kept tokens [B, W] as output."""
-        if self.counts is not None:
-            mine = torch.arange(tokens.shape[1], device=self.device) < kept[:, None]
-            counts = self.counts[rows].scatter_add_(1, tokens, mine.to(self.counts.dtype))
-            self.counts[rows] = counts
+    def add_noise(self, scores: Tensor, rows: Tensor, stream: int, positions: Tensor) -> Tensor:
+        """Gumbel noise on scores [B, W, V], none on greedy rows': the best of the sums is a draw."""
+        gumbel = noise.gumbel(self.seed[rows], stream, positions, self.vocab)
+        return scores + gumbel * self.drawn[rows, None, None]
+
+    def count(self, layout: Layout, tokens: Tensor, kept: Tensor) -> None:
+        """Count as output the first `kept` [B] of each row's tokens [N], where a row has penalties."""
+        counted = tuple(b for b, row in enumerate(layout.rows) if self.needs[row].penalties)
+        if counted and self.counts is not None:
+            part = layout.part(counted)
+            mine = part.layout.steps < kept[part.which][part.layout.owners]
+            where = (part.layout.token_rows, tokens[part.flat])
+            self.counts.index_put_(where, mine.to(self.counts.dtype), accumulate=True)

@@ -8,34 +8,23 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.cache import Cache
-from headlong.backends.torch.chain import Chain, Needs, Seen
+from headlong.backends.torch.chain import Chain, Rule, Seen
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best, last_kept
 from headlong.backends.torch.models.base import Head
 from headlong.backends.torch.native.tape import Taped
+from headlong.backends.torch.pairs import BACKLOG, Backlog, Feed
+from headlong.backends.torch.ragged import Layout
 from headlong.backends.torch.step import Prefill, Window
 
 
 @dataclass(frozen=True)
-class Feed:
-    """What became true in a pass: hidden [B, W, H] at starts + j, tokens [B, W] at starts + j + 1; kept [B] of them."""
-
-    rows: list[int]
-    index: Tensor  # rows on the device, [B]
-    starts: Tensor  # [B]
-    hidden: Tensor
-    tokens: Tensor
-    kept: Tensor
-    needs: Needs
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.starts + self.kept
-
-
-@dataclass(frozen=True)
 class Proposal:
-    """tokens [B, D] for the positions after each row's newest token; probs [B, D, V], None where drafts are certain."""
+    """tokens [B, D] for the positions after each row's newest token, padded past a row's own depth.
+
+    probs [R, D, V] are the distributions they were drawn from, of the rows under the rejection rule in their order;
+    None where drafts are certain.
+    """
 
     tokens: Tensor
     probs: Tensor | None = None
@@ -44,62 +33,121 @@ class Proposal:
 class Drafter(Protocol):
     name: str
 
+    @property
+    def backlog(self) -> Backlog | None:
+        """What it has yet to take in."""
+
+    @property
+    def cold(self) -> bool:
+        """Whether the last drafts took longer than such drafts will."""
+
+    def start(self, row: int) -> None:
+        """Forget what a row was."""
+
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
         """Take in a prompt chunk: hidden [T, H] and the token after each, [T]."""
 
+    def follow(self, feed: Feed) -> None:
+        """Take in a round of rows that are not to draft now, but may later."""
+
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
-        """Take in a round and propose; D is the largest of the depths."""
+        """Take in a round and propose; the deepest row comes first, and all depths are above 0."""
 
 
 class HeadDrafter:
-    """The model's own head. True pairs first, which makes its cache exact again; then it chains on its own output."""
+    """The model's own head. True pairs first, which makes its cache exact again; then it chains on its own output.
+
+    Pairs of rows that do not draft are set aside and fed later, many at once: the cache is the same in the end.
+    """
 
     name = "mtp"
 
     def __init__(self, head: Head, cache: Cache, chain: Chain) -> None:
         self.head, self.cache, self.chain = head, cache, chain
+        self.backlog = Backlog(cache)
         self.feed = Taped(self._feed)
+        self._cold = False
+
+    def start(self, row: int) -> None:
+        self.backlog.start(row)
+
+    @property
+    def cold(self) -> bool:
+        return self._cold
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
         self.head(hidden, tokens, step)
 
+    def follow(self, feed: Feed) -> None:
+        self.backlog.add(feed)
+        self._catch_up(feed.layout.rows, BACKLOG)
+
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
-        hidden, logits = self.feed(feed.rows, feed.index, feed.starts, feed.kept, feed.hidden, feed.tokens)
-        wanted, lengths = torch.tensor(depths, device=hidden.device), feed.lengths
-        token, share = self._pick(logits, feed, feed.tokens[:, :0])
-        drafts, probs = token, [share]
-        for j in range(1, max(depths)):
-            pair = (hidden[:, None], token)
-            hidden, logits = self.feed(feed.rows, feed.index, lengths + j - 1, (wanted > j).long(), *pair)
-            token, share = self._pick(logits, feed, drafts)
-            drafts = torch.cat([drafts, token], 1)
-            probs.append(share)
-        return Proposal(drafts, torch.stack(probs, 1) if feed.needs.rejection else None)
+        self._catch_up(feed.layout.rows, 1)
+        self._cold = False
+        rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
+        drafts = rows.index.new_zeros(len(depths), depths[0])
+        probs = self._room_for_probs(rows.rows, depths[0])
+        for j in range(depths[0]):
+            if j:
+                count = sum(depth > j for depth in depths)
+                rows = self.cache.layout(feed.layout.rows[:count], (1,) * count)
+                starts, counts, hidden, tokens = starts[:count], rows.sizes, hidden[:count], tokens[:count]
+            hidden, logits = self.feed(rows, rows.index, rows.offsets, starts, counts, hidden, tokens)
+            self._cold |= self.feed.cold
+            starts = starts + counts
+            tokens, shares = self._pick(rows, logits, starts, drafts[:, :j])
+            drafts[: len(tokens), j] = tokens
+            if probs is not None and shares is not None:
+                probs[: len(shares), j] = shares
+        return Proposal(drafts, probs)
+
+    def _catch_up(self, rows: Sequence[int], least: int) -> None:
+        """Feed what was set aside of those rows that have at least so many pairs."""
+        late = tuple(row for row in rows if self.backlog.most[row] >= least)
+        if late:
+            feed = self.backlog.take(late)
+            self.head(feed.hidden, feed.tokens, Window(self.cache, feed.layout, feed.starts, feed.kept))
 
     def _feed(
-        self, rows: list[int], index: Tensor, starts: Tensor, widths: Tensor, hidden: Tensor, tokens: Tensor
+        self,
+        layout: Layout,
+        index: Tensor,
+        offsets: Tensor,
+        starts: Tensor,
+        counts: Tensor,
+        hidden: Tensor,
+        tokens: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Pairs [B, W, H] and [B, W], of which `widths` count -> the output at the last of them, and its logits."""
-        step = Window(self.cache, rows, index, starts, widths, tokens.shape[1])
-        out = self.head(hidden.flatten(0, 1), tokens.flatten(), step)
-        last = last_kept(out.view(hidden.shape), widths)
+        """Pairs [N, H] and [N], of which `counts` [B] count -> outputs at each row's last, [B, H], and their logits."""
+        out = self.head(hidden, tokens, Window(self.cache, layout.at(index, offsets), starts, counts))
+        last = last_kept(out, offsets, counts)
         return last, self.head.logits(last)
 
-    def _pick(self, logits: Tensor, feed: Feed, drafts: Tensor) -> tuple[Tensor, Tensor]:
-        """One draft [B, 1] from logits [B, V], through the target's own chain, and its distribution [B, V]."""
-        chain, needs = self.chain, feed.needs
-        if needs.nothing:
-            return best(logits)[:, None], logits
-        position = (feed.lengths + drafts.shape[1] + 1)[:, None]
-        seen = Seen(drafts, torch.ones_like(drafts, dtype=torch.bool)[:, None])
-        scores = chain.apply(logits[:, None], feed.index, needs, position, seen)
-        share = scores.softmax(-1)[:, 0] if needs.rejection else scores
-        if needs.noise:
-            # A coupled row's draft uses the target's noise, so that the two agree as often as they can.
-            stream = torch.where(chain.coupled[feed.index, None], noise.TARGET, noise.DRAFT)
-            gumbel = noise.gumbel(chain.seed[feed.index], stream, position, scores.shape[-1])
-            scores = scores + gumbel * chain.drawn[feed.index, None, None]
-        return best(scores), share
+    def _pick(self, rows: Layout, logits: Tensor, ends: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A draft [B] from logits [B, V] of what was fed before ends [B], through the target's own chain, and of rows
+        under the rejection rule the distribution, [R, V]."""
+        tokens, shares, chain = best(logits), None, self.chain
+        # A coupled row's draft uses the target's noise, so that the two agree as often as they can.
+        for rule, stream in ((Rule.COUPLED, noise.TARGET), (Rule.REJECTION, noise.DRAFT)):
+            asking = chain.under(rule, rows.rows)
+            if asking:
+                part = rows.part(asking)
+                index, which, needs = part.layout.index, part.which, chain.needs_of(part.layout.rows)
+                before, positions = drafts[which], ends[which, None] + 1
+                seen = Seen(before, torch.ones_like(before, dtype=torch.bool)[:, None])
+                scores = chain.apply(logits[which, None], index, needs, positions, seen)
+                if rule is Rule.REJECTION:
+                    shares = scores.softmax(-1)[:, 0]
+                if needs.noise:
+                    scores = chain.add_noise(scores, index, stream, positions)
+                tokens[which] = best(scores)[:, 0]
+        return tokens, shares
+
+    def _room_for_probs(self, rows: Sequence[int], depth: int) -> Tensor | None:
+        count = len(self.chain.under(Rule.REJECTION, rows))
+        shape = (count, depth, self.chain.vocab)
+        return torch.zeros(shape, dtype=torch.float32, device=self.cache.device) if count else None
 
 
 class Right:
@@ -107,16 +155,24 @@ class Right:
 
     name = "right"
     shift = 0
+    backlog: Backlog | None = None
+    cold = False
 
     def __init__(self, sequences: Mapping[int, Sequence[int]], vocab: int) -> None:
         self.sequences, self.vocab = sequences, vocab
 
+    def start(self, row: int) -> None:
+        pass
+
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
+        pass
+
+    def follow(self, feed: Feed) -> None:
         pass
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         drafts = []
-        for row, length in zip(feed.rows, feed.lengths.tolist(), strict=True):
+        for row, length in zip(feed.layout.rows, feed.lengths.tolist(), strict=True):
             tokens = [*self.sequences[row][length + 1 : length + 1 + max(depths)], *[0] * max(depths)]
             drafts.append([(token + self.shift) % self.vocab for token in tokens[: max(depths)]])
         return Proposal(torch.tensor(drafts, device=feed.starts.device))

@@ -1,129 +1,201 @@
 """One round for all rows at once: verify, accept, commit, draft. Nothing here is read back to the host in between."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.accept import Draws, Trial, Verdict, accept
-from headlong.backends.torch.cache import Cache
-from headlong.backends.torch.chain import Chain, Needs, Seen
-from headlong.backends.torch.drafters import Drafter, Feed
+from headlong.backends.torch.accept import Trial, Verdict, accept
+from headlong.backends.torch.cache import MAX_WIDTH, Cache
+from headlong.backends.torch.chain import Chain, Rule
+from headlong.backends.torch.drafters import Drafter
 from headlong.backends.torch.models.base import Model
 from headlong.backends.torch.native.tape import Taped
+from headlong.backends.torch.pairs import Feed
+from headlong.backends.torch.ragged import Layout
 from headlong.backends.torch.step import Prefill, Window
-from headlong.engine.request import Chunk, Kept, RowPlan
+from headlong.backends.torch.told import Told, tell
+from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan, Start
 from headlong.settings import MAX_DEPTH
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
+
+class Stopwatch:
+    """Seconds between marks, on a device that may run behind the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.events: list[torch.cuda.Event] | None = [] if device.type == "cuda" else None
+        self.times: list[float] = []
+
+    def mark(self) -> None:
+        if self.events is None:
+            self.times.append(perf_counter())
+        else:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.events.append(event)
+
+    def seconds(self) -> list[float]:
+        """Between each mark and the next; the device must have passed the last."""
+        if self.events is None:
+            return [after - before for before, after in pairwise(self.times)]
+        return [before.elapsed_time(after) / 1000 for before, after in pairwise(self.events)]
+
+
+@dataclass(frozen=True)
 class RoundHandle:
     """A round's result, on the device until asked for."""
 
-    def __init__(self, plan: Sequence[RowPlan], verdict: Verdict) -> None:
-        self.plan, self.verdict = plan, verdict
+    plan: Sequence[RowPlan]
+    verdict: Verdict
+    proposed: Tensor | None  # [B, D], where some row drafted
+    told: Mapping[int, Told]
+    watch: Stopwatch
+    cold: bool
 
-    def result(self) -> list[Kept]:
-        tokens, kept = self.verdict.tokens.tolist(), self.verdict.kept.tolist()
-        return [
-            Kept(row.row, tuple(mine[:count]), row.verify)
-            for row, mine, count in zip(self.plan, tokens, kept, strict=True)
-        ]
+    def result(self) -> RoundResult:
+        tokens, results, first = self.verdict.tokens.tolist(), [], 0
+        proposed = [] if self.proposed is None else self.proposed.tolist()
+        for place, (row, count) in enumerate(zip(self.plan, self.verdict.kept.tolist(), strict=True)):
+            left = tuple(proposed[place][: row.draft]) if row.draft else ()
+            logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
+            results.append(Kept(row.row, tuple(tokens[first : first + count]), row.verify, left, logprobs))
+            first += 1 + row.verify
+        verify_s, draft_s = self.watch.seconds()
+        return RoundResult(results, verify_s, draft_s, self.cold)
 
 
 class Rounds:
     """Where each row stands, and how it goes on.
 
-    length  tokens of the row in the cache
-    last    the newest token, at position `length`, which the next window begins with
-    drafts  proposals for the positions after it, and under the rejection rule the probabilities they were drawn with
+    length   tokens of the row in the cache
+    windows  the newest token, at position `length`, then proposals for the positions after it
+    follows  whether a row may ever draft; where not, nothing is done for it
     """
 
     def __init__(self, model: Model, cache: Cache, chain: Chain, drafter: Drafter | None) -> None:
         self.model, self.cache, self.chain, self.drafter = model, cache, chain, drafter
         rows, device = cache.limits.rows, cache.device
         self.length = torch.zeros(rows, dtype=torch.long, device=device)
-        self.last = torch.zeros(rows, dtype=torch.long, device=device)
-        self.drafts = torch.zeros(rows, MAX_DEPTH, dtype=torch.long, device=device)
-        self.draft_probs: Tensor | None = None
+        self.windows = torch.zeros(rows, MAX_WIDTH, dtype=torch.long, device=device)
+        self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
+        self.follows = [True] * rows
+        self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
         self.verify = Taped(self._verify)
 
-    def start(self, row: int, last: int) -> None:
-        self.length[row] = 0
-        self.last[row] = last
+    def start(self, start: Start) -> None:
+        row = start.row
+        self.length[row] = start.length
+        self.windows[row, 0] = start.prompt[-1]
+        self.follows[row] = start.follows
+        self.logprobs[row] = start.logprobs
+        if self.drafter:
+            self.drafter.start(row)
+
+    def views(self, row: int) -> dict[str, Tensor]:
+        """Everything of a row that its text changes, but its pages."""
+        found = {"length": self.length[row], "windows": self.windows[row]}
+        if self.draft_probs is not None:
+            found["draft probs"] = self.draft_probs[row]
+        late = self.drafter.backlog.views(row) if self.drafter and self.drafter.backlog else {}
+        return {**found, **late, **self.chain.views(row), **self.cache.views(row)}
 
     def prefill(self, chunk: Chunk) -> None:
         tokens = torch.tensor([*chunk.tokens, chunk.after], device=self.cache.device)
         step = Prefill(self.cache, chunk.row, chunk.start, len(chunk.tokens))
         hidden = self.model(tokens[:-1], step)
         self.length[chunk.row] = step.end
-        if self.drafter:
+        if self.drafter:  # also of a row that will not draft: others may share its pages
             self.drafter.prime(hidden, tokens[1:], step)
         if chunk.draft:
-            index = torch.tensor([chunk.row], device=self.cache.device)
-            one = torch.ones_like(index)
-            needs = self.chain.needs_of([chunk.row])
-            feed = Feed([chunk.row], index, one * (step.end - 1), hidden[None, -1:], tokens[None, -1:], one, needs)
-            self._draft(feed, [chunk.draft])
+            layout = self.cache.layout((chunk.row,), (1,))
+            self._draft(Feed(layout, step.positions[-1:], hidden[-1:], tokens[-1:], layout.sizes), [chunk.draft])
 
     def run(self, plan: Sequence[RowPlan]) -> RoundHandle:
-        rows = [row.row for row in plan]
-        verify = torch.tensor([row.verify for row in plan], device=self.cache.device)
-        width = 1 + max(row.verify for row in plan)
-        needs = self.chain.needs_of(rows)
-        index = torch.tensor(rows, device=self.cache.device)
-        starts = self.length[index]
+        watch = Stopwatch(self.cache.device)
+        watch.mark()
+        self._place_given(plan)
+        layout = self.cache.layout(tuple(row.row for row in plan), tuple(1 + row.verify for row in plan))
+        starts = self.length[layout.index]
+        window = self.windows[layout.token_rows, layout.steps]
+        hidden, logits = self.verify(layout, layout.index, layout.offsets, starts, window)
+        # Only now: a device that runs by itself is busy meanwhile.
+        masks = {row.row: self._tensor(row.masks()) for row in plan if row.masks}
+        verdict = accept(Trial(layout, starts, window, logits, self.draft_probs, masks), self.chain)
+        told = tell(layout, logits, verdict.tokens, self.logprobs)
+        feed = Feed(layout, starts, hidden, verdict.tokens, verdict.kept)
+        self._commit(feed)
+        watch.mark()
+        drafts = [row.draft for row in plan]
+        if self.drafter:
+            self._hand_on(feed, drafts)
+        watch.mark()
+        proposed = self.windows[layout.index, 1 : 1 + max(drafts)] if any(drafts) else None
+        cold = self.verify.cold or (any(drafts) and self.drafter is not None and self.drafter.cold)
+        return RoundHandle(plan, verdict, proposed, told, watch, cold)
 
-        window = torch.cat([self.last[index, None], self.drafts[index, : width - 1]], 1)
-        hidden, logits = self.verify(rows, index, starts, window, verify + 1)
-        verdict = accept(self._trial(logits, window, index, starts, verify, needs), needs)
-        self._commit(index, verdict)
-        for row in rows:
-            self.cache.widths[row] = width
+    def _place_given(self, plan: Sequence[RowPlan]) -> None:
+        """Drafts that came from the host take the place of those left here, and were proposed with certainty."""
+        for row in plan:
+            if row.drafts:
+                drafts = torch.tensor(row.drafts, device=self.cache.device)
+                self.windows[row.row, 1 : 1 + len(drafts)] = drafts
+                if self.chain.rules[row.row] is Rule.REJECTION:
+                    certain = torch.nn.functional.one_hot(drafts, self.chain.vocab)
+                    self._room_for_probs()[row.row, : len(drafts)] = certain.float()
 
-        depths = [row.draft for row in plan]
-        if any(depths):
-            self._draft(Feed(rows, index, starts, hidden, verdict.tokens, verdict.kept, needs), depths)
-        return RoundHandle(plan, verdict)
+    def _tensor(self, masks: "NDArray[np.int32]") -> Tensor:
+        return torch.from_numpy(masks).to(self.cache.device, non_blocking=True)
 
     def _verify(
-        self, rows: list[int], index: Tensor, starts: Tensor, window: Tensor, widths: Tensor
+        self, layout: Layout, index: Tensor, offsets: Tensor, starts: Tensor, window: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Windows [B, W] -> hidden [B, W, H] and logits [B, W, V]."""
-        step = Window(self.cache, rows, index, starts, widths, window.shape[1])
-        hidden = self.model(window.flatten(), step)
-        return hidden.view(*window.shape, -1), self.model.logits(hidden, step).view(*window.shape, -1)
+        """Windows [N] -> hidden [N, H] and logits [N, V]."""
+        step = Window(self.cache, layout.at(index, offsets), starts)
+        hidden = self.model(window, step)
+        return hidden, self.model.logits(hidden, step)
 
-    def _trial(
-        self, logits: Tensor, window: Tensor, index: Tensor, starts: Tensor, verify: Tensor, needs: Needs
-    ) -> Trial:
-        if needs.nothing:
-            return Trial(logits, window, verify)
-        offset = self.cache.counting[: window.shape[1]]
-        positions = starts[:, None] + offset + 1
-        # Position j has the drafts 1 .. j before it.
-        before = (offset[1:] <= offset[:, None]).expand(len(index), -1, -1)
-        scores = self.chain.apply(logits, index, needs, positions, Seen(window[:, 1:], before))
-        probs = self._probs()[index, : window.shape[1] - 1] if needs.rejection else None
-        chain = self.chain
-        draws = Draws(positions, chain.seed[index], chain.coupled[index], chain.drawn[index], probs)
-        return Trial(scores, window, verify, draws)
+    def _commit(self, feed: Feed) -> None:
+        layout, lengths = feed.layout, feed.lengths
+        self.length[layout.index] = lengths
+        self.windows[layout.index, 0] = feed.tokens[layout.offsets[:-1] + feed.kept - 1]
+        self.cache.kept[layout.index] = feed.kept
+        self.chain.count(layout, feed.tokens, feed.kept)
+        for row, width in zip(layout.rows, layout.widths, strict=True):
+            self.cache.widths[row] = width
 
-    def _commit(self, index: Tensor, verdict: Verdict) -> None:
-        self.length[index] += verdict.kept
-        self.last[index] = verdict.tokens.gather(1, verdict.kept[:, None] - 1)[:, 0]
-        self.cache.kept[index] = verdict.kept
-        self.chain.count(index, verdict.tokens, verdict.kept)
+    def _hand_on(self, feed: Feed, depths: list[int]) -> None:
+        """What became true goes to the drafter, which proposes for the rows that are to draft."""
+        assert self.drafter is not None
+        rows = enumerate(feed.layout.rows)
+        others = tuple(b for b, row in rows if not depths[b] and self.follows[row])
+        if others:
+            self.drafter.follow(feed.part(others))
+        drafting = tuple(sorted((b for b, depth in enumerate(depths) if depth), key=lambda b: -depths[b]))
+        if drafting:
+            self._draft(feed.part(drafting), [depths[b] for b in drafting])
 
     def _draft(self, feed: Feed, depths: Sequence[int]) -> None:
         assert self.drafter is not None
         proposal = self.drafter.draft(feed, depths)
         depth = proposal.tokens.shape[1]
-        self.drafts[feed.index, :depth] = proposal.tokens
-        if feed.needs.rejection:
-            certain = torch.nn.functional.one_hot(proposal.tokens, self.chain.vocab).float()
-            self._probs()[feed.index, :depth] = certain if proposal.probs is None else proposal.probs
+        self.windows[feed.layout.index, 1 : 1 + depth] = proposal.tokens
+        rejection = self.chain.under(Rule.REJECTION, feed.layout.rows)
+        if rejection:
+            part = feed.layout.part(rejection)
+            probs = proposal.probs
+            if probs is None:
+                probs = torch.nn.functional.one_hot(proposal.tokens[part.which], self.chain.vocab).float()
+            self._room_for_probs()[part.layout.index, :depth] = probs
 
-    def _probs(self) -> Tensor:
+    def _room_for_probs(self) -> Tensor:
         """Made when a row first needs it: it is as large as the vocabulary for every row and draft."""
         if self.draft_probs is None:
             shape = (self.cache.limits.rows, MAX_DEPTH, self.chain.vocab)

@@ -16,6 +16,7 @@ from headlong.backends.torch.kernels.experts import Experts, experts, window_exp
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear
 from headlong.backends.torch.native.library import Kernels, library
+from headlong.backends.torch.ragged import Layout
 
 
 class Step(Protocol):
@@ -37,39 +38,38 @@ class Step(Protocol):
 
 
 class Window:
-    """Rows [B] with W tokens each from their own starts; row b's tokens past its width are padding."""
+    """The tokens of a layout, each row's from its own start on. Of row b the first counts[b] count, or all of them
+    where no counts are given; the others are padding, which leaves nothing behind."""
 
-    def __init__(
-        self, cache: Cache, rows: list[int], index: Tensor, starts: Tensor, widths: Tensor, width: int
-    ) -> None:
-        """The rows' numbers are given to the host and, as a tensor, to the device."""
-        self.cache, self.width = cache, width
+    def __init__(self, cache: Cache, layout: Layout, starts: Tensor, counts: Tensor | None = None) -> None:
+        self.cache, self.layout = cache, layout
         lib = library() if cache.device.type == "cpu" else None
-        self.places, self.kept = (
-            self._place_native(lib, index, starts, widths) if lib else self._place(rows, index, starts, widths)
-        )
+        self.places, self.kept = self._place_native(lib, starts, counts) if lib else self._place(starts, counts)
         self.positions = self.places.positions
 
-    def _place(self, rows: list[int], index: Tensor, starts: Tensor, widths: Tensor) -> tuple[Places, Kept]:
-        cache = self.cache
-        offset = cache.counting[: self.width]
-        positions = starts[:, None] + offset  # [B, W]
-        table = cache.table[index]
+    def _place(self, starts: Tensor, counts: Tensor | None) -> tuple[Places, Kept]:
+        cache, layout = self.cache, self.layout
+        positions = starts[layout.owners] + layout.steps
+        table = cache.table[layout.index]
         page_index = (positions // cache.limits.page).clamp_(max=table.shape[1] - 1)
-        write_pages = torch.where(offset < widths[:, None], table.gather(1, page_index), SPARE_PAGE)
-        read_pages = table[:, : max(cache.owned[row] for row in rows)].contiguous()
-        places = Places(positions.flatten(), write_pages.flatten(), read_pages, self.width)
-        return places, Kept(index, cache.kept[index], max(cache.widths[row] for row in rows))
+        write_pages = table[layout.owners, page_index]
+        if counts is not None:
+            write_pages = torch.where(layout.steps < counts[layout.owners], write_pages, SPARE_PAGE)
+        read_pages = table[:, : max(cache.owned[row] for row in layout.rows)].contiguous()
+        kept = Kept(layout.index, cache.kept[layout.index], max(cache.widths[row] for row in layout.rows))
+        return Places(layout, positions, write_pages, read_pages), kept
 
-    def _place_native(self, lib: Kernels, index: Tensor, starts: Tensor, widths: Tensor) -> tuple[Places, Kept]:
+    def _place_native(self, lib: Kernels, starts: Tensor, counts: Tensor | None) -> tuple[Places, Kept]:
         """Of a row the whole table is read, so that nothing depends on the host's knowledge of it."""
-        cache, batch, pages = self.cache, len(index), self.cache.table.shape[1]
-        positions, write_pages = index.new_empty(batch * self.width), index.new_empty(batch * self.width)
-        read_pages, counts = index.new_empty(batch, pages), index.new_empty(batch)
-        tensors = (positions, write_pages, read_pages, counts, index, starts, widths, cache.table, cache.kept)
-        sizes = (batch, self.width, cache.limits.page, pages, SPARE_PAGE)
-        lib.place(*(t.data_ptr() for t in tensors), *sizes)
-        return Places(positions, write_pages, read_pages, self.width), Kept(index, counts, MAX_WIDTH)
+        cache, layout, index = self.cache, self.layout, self.layout.index
+        batch, pages = len(index), cache.table.shape[1]
+        positions, write_pages = index.new_empty(layout.tokens), index.new_empty(layout.tokens)
+        read_pages, kept = index.new_empty(batch, pages), index.new_empty(batch)
+        tensors = (positions, write_pages, read_pages, kept, index, starts, layout.offsets)
+        counted = None if counts is None else counts.data_ptr()
+        cached = (cache.table.data_ptr(), cache.kept.data_ptr())
+        lib.place(*(t.data_ptr() for t in tensors), counted, *cached, batch, cache.limits.page, pages, SPARE_PAGE)
+        return Places(layout, positions, write_pages, read_pages), Kept(index, kept, MAX_WIDTH)
 
     def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         return linear(x, weight)
@@ -81,14 +81,15 @@ class Window:
         return window_attention(self.cache.pages[layer], self.places, q, k, v)
 
     def recur(self, layer: int, projected: Tensor, delta: Delta) -> Tensor:
-        return gated_delta.window(delta, self.cache.memories[layer], projected, self.kept, self.width)
+        return gated_delta.window(delta, self.cache.memories[layer], projected, self.kept, self.layout)
 
 
 class Prefill:
     """A chunk of one row's prompt, from a position that is a multiple of the chunk length."""
 
     def __init__(self, cache: Cache, row: int, start: int, count: int) -> None:
-        self.cache, self.row, self.end = cache, row, start + count
+        self.cache, self.end = cache, start + count
+        self.row = torch.tensor([row], device=cache.device)
         self.positions = torch.arange(start, self.end, device=cache.device)
         self.table = cache.table[row, : -(-self.end // cache.limits.page)]
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.accept import Trial
 from headlong.backends.torch.backend import TorchBackend
-from headlong.backends.torch.drafters import Drafter, Feed, Proposal, Right
+from headlong.backends.torch.chain import Needs, Seen
+from headlong.backends.torch.drafters import Drafter, Proposal, Right
+from headlong.backends.torch.pairs import Feed
 from headlong.checkpoint.checkpoint import open_checkpoint
 from headlong.engine.pages import PagePool
-from headlong.engine.request import Chunk, RowPlan, Sampling
+from headlong.engine.request import Chunk, RowPlan, Sampling, Start
 from headlong.settings import MAX_DEPTH, Settings
 
 PAGE, CHUNK = 16, 32
@@ -94,21 +95,35 @@ class Driver:
         self.length: dict[int, int] = {}
         self.jobs: dict[int, Job] = {}
         self.traces: dict[int, Trace] = {}
-        self._judged: tuple[Tensor, Tensor]  # what the target said in the last round, before and after the chain
-        put_on_trial = backend.rounds._trial
+        self._logits = torch.empty(0)
+        self._scores: dict[tuple[int, int], Tensor] = {}
+        self._record()
 
-        def recorded(logits: Tensor, *rest: Any) -> Trial:
-            trial = put_on_trial(logits, *rest)
-            self._judged = logits.clone(), trial.scores.clone()
-            return trial
+    def _record(self) -> None:
+        """Keep what the target says in a round: its logits [N, V], and scores by row and position where rows ask."""
+        rounds, chain = self.backend.rounds, self.backend.rounds.chain
+        verify, apply = rounds.verify, chain.apply
 
-        backend.rounds._trial = recorded
+        def verified(*given: Any) -> tuple[Tensor, ...]:
+            hidden, logits = verify(*given)
+            self._logits, self._scores = logits.clone(), {}
+            return hidden, logits
+
+        def applied(logits: Tensor, rows: Tensor, needs: Needs, positions: Tensor, seen: Seen) -> Tensor:
+            scores = apply(logits, rows, needs, positions, seen)
+            for row, at, mine in zip(rows.tolist(), positions.tolist(), scores.clone(), strict=True):
+                for position, score in zip(at, mine, strict=True):
+                    self._scores.setdefault((row, position), score)  # the target comes before the drafter
+            return scores
+
+        verified.tapes, verified.cold = verify.tapes, False
+        rounds.verify, chain.apply = verified, applied
 
     def start(self, row: int, job: Job) -> None:
         self.jobs[row], self.traces[row] = job, Trace()
         self.pages[row], self.length[row] = [], 0
         seed = job.seed if job.sampling.seed is None else job.sampling.seed
-        self.backend.start(row, job.prompt, job.sampling, seed)
+        self.backend.start(Start(row, job.prompt, job.sampling, seed))
 
     def waiting(self, row: int) -> bool:
         """Whether some of the prompt is still to come."""
@@ -124,14 +139,14 @@ class Driver:
 
     def round(self, rows: Sequence[int]) -> None:
         plan = [self._plan(row) for row in rows]
-        results = self.backend.round(plan).result()
-        logits, scores = self._judged
-        for b, result in enumerate(results):
-            trace, kept = self.traces[result.row], len(result.tokens)
-            assert 1 <= kept <= plan[b].verify + 1
+        results = self.backend.round(plan).result().kept
+        windows = self._logits.split([row.verify + 1 for row in plan])
+        for row, result, logits in zip(plan, results, windows, strict=True):
+            trace, kept, length = self.traces[result.row], len(result.tokens), self.length[result.row]
+            assert 1 <= kept <= row.verify + 1
             trace.tokens += result.tokens
-            trace.logits += logits[b, :kept]
-            trace.scores += scores[b, :kept]
+            trace.logits += logits[:kept]
+            trace.scores += [self._scores.get((row.row, length + j + 1), logits[j]) for j in range(kept)]
             trace.kept.append(kept)
             trace.rounds += 1
             self.length[result.row] += kept
@@ -189,7 +204,7 @@ class Mixture(Right):
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         tokens = super().draft(feed, depths).tokens
-        for b, (row, length) in enumerate(zip(feed.rows, feed.lengths.tolist(), strict=True)):
+        for b, (row, length) in enumerate(zip(feed.layout.rows, feed.lengths.tolist(), strict=True)):
             for j in range(tokens.shape[1]):
                 # The round's length is part of the coin, so a position once rejected is not rejected for ever.
                 if random.Random(f"{self.salt} {row} {length} {j}").random() > self.chance:

@@ -7,7 +7,8 @@ import torch
 
 from headlong.backends.torch.chain import Chain, Needs, Seen
 from headlong.backends.torch.kernels import noise
-from headlong.engine.request import Sampling
+from headlong.backends.torch.ragged import Layout
+from headlong.engine.request import Sampling, Start
 
 VOCAB, WIDTH = 50, 4
 PROMPT = [3, 3, 7, 20, 41]
@@ -102,11 +103,16 @@ def chain_with(samplings) -> Chain:
     """One row for each, with OUTPUT counted in two rounds."""
     chain = Chain(len(samplings), VOCAB, torch.device("cpu"))
     for row, sampling in enumerate(samplings):
-        chain.start(row, PROMPT, sampling, SEED)
-    rows = torch.arange(len(samplings))
-    for tokens, kept in (([7, 9, 44], 2), ([9, 30, 2, 2], 2)):  # what follows the kept ones is padding
-        chain.count(rows, torch.tensor(tokens).expand(len(rows), -1), torch.full((len(rows),), kept))
+        chain.start(Start(row, PROMPT, sampling, SEED))
+    for tokens in ([7, 9, 44], [9, 30, 2, 2]):  # what follows the two kept ones is padding
+        count(chain, range(len(samplings)), tokens, kept=2)
     return chain
+
+
+def count(chain: Chain, rows, tokens: list[int], kept: int) -> None:
+    """The same tokens for each of these rows."""
+    layout = Layout.of(tuple(rows), (len(tokens),) * len(rows), torch.device("cpu"))
+    chain.count(layout, torch.tensor(tokens * len(rows)), torch.full((len(rows),), kept))
 
 
 def apply(chain: Chain, rows: list[int], logits, positions, seen):
@@ -142,7 +148,7 @@ def test_a_row_forgets_who_had_it_before():
     logits, positions, seen = windows(1)
     for name in ("repetition", "bias", "top-k", "greedy"):
         for each in (chain, fresh):
-            each.start(1, PROMPT, STEPS[name], SEED)
+            each.start(Start(1, PROMPT, STEPS[name], SEED))
         assert torch.equal(*(apply(each, [1], logits, positions, seen) for each in (chain, fresh)))
 
 
@@ -157,7 +163,7 @@ def test_widths_do_not_matter():
         alone = apply(chain, [0], logits[:, j : j + 1], positions[:, j : j + 1], none)
         assert torch.equal(alone[0, 0], whole[0, j])
         if j < len(DRAFTS):
-            chain.count(torch.tensor([0]), torch.tensor([[DRAFTS[j]]]), torch.tensor([1]))
+            count(chain, [0], [DRAFTS[j]], kept=1)
 
 
 def test_a_batch_asks_for_what_some_row_asks_for():

@@ -17,7 +17,7 @@ from headlong.backends.torch.kernels import attention, gated_delta, linear, nois
 from headlong.backends.torch.native.library import torch_threads
 from headlong.backends.torch.round import Rounds
 from headlong.checkpoint.checkpoint import open_checkpoint
-from headlong.engine.request import Chunk, Request, Sampling
+from headlong.engine.request import Chunk, Request, Sampling, Start
 from headlong.settings import Settings
 from tests import tiny
 from tests.backends.torch.driver import Driver, Job, changing, fixed, prompt_of
@@ -181,7 +181,7 @@ def test_engine_texts_do_not_depend_on_company(engine, sampling):
     """More requests than rows, arriving one by one, each at its own depth, with strangers in between."""
     prompts = [list(range(n % 50, n % 50 + n)) for n in (1, 16, 17, 32, 33, 65)]
     how = SAMPLINGS[sampling]
-    alone = [_answer(engine, Request(prompt, 24, how, draft=False, ignore_eos=True)) for prompt in prompts]
+    alone = [_answer(engine, Request(prompt, 24, how, draft_kind="none", ignore_eos=True)) for prompt in prompts]
     strangers = [Request([9] * n, 17, Sampling(temperature=1.0), depth=n % 4, ignore_eos=True) for n in (3, 70)]
     asked = [Request(p, 24, how, depth=d, ignore_eos=True) for p, d in zip(prompts, (3, 8, 1, 0, 2, 5), strict=True)]
     indices = []
@@ -204,7 +204,7 @@ def _answer(engine, request):
 def test_engine_draws_without_a_seed_or_drafts(engine):
     """The first unseeded request may be one that never drafts."""
     fresh = headlong.load(engine.name, device="cpu", rows=2, page=16, chunk=32, context=256)
-    outputs = fresh.generate([[1], [2, 3]], max_tokens=5, temperature=1.0, draft=False, ignore_eos=True)
+    outputs = fresh.generate([[1], [2, 3]], max_tokens=5, temperature=1.0, draft_kind="none", ignore_eos=True)
     assert [len(output.tokens) for output in outputs] == [5, 5]
 
 
@@ -245,9 +245,9 @@ def uneven_pages(monkeypatch):
 def one_kept_too_few(monkeypatch):
     commit = Rounds._commit
 
-    def careless(self, index, verdict):
-        commit(self, index, verdict)
-        self.cache.kept[index] = (verdict.kept - 1).clamp(min=1)
+    def careless(self, feed):
+        commit(self, feed)
+        self.cache.kept[feed.layout.index] = (feed.kept - 1).clamp(min=1)
 
     monkeypatch.setattr(Rounds, "_commit", careless)
 
@@ -256,18 +256,17 @@ def all_kept(monkeypatch):
     """Recurrent states take in the whole window, rejected drafts included."""
     commit = Rounds._commit
 
-    def careless(self, index, verdict):
-        commit(self, index, verdict)
-        self.cache.kept[index] = verdict.tokens.shape[1]
+    def careless(self, feed):
+        commit(self, feed)
+        self.cache.kept[feed.layout.index] = feed.layout.sizes
 
     monkeypatch.setattr(Rounds, "_commit", careless)
 
 
 def last_draft_trusted(monkeypatch):
-    def trusting(trial, needs):
-        verdict = accept.accept(trial, needs)
-        kept = torch.minimum(verdict.kept + 1, trial.verify + 1)
-        return Verdict(verdict.tokens, kept)
+    def trusting(trial, chain):
+        verdict = accept.accept(trial, chain)
+        return Verdict(verdict.tokens, torch.minimum(verdict.kept + 1, trial.layout.sizes))
 
     monkeypatch.setattr(round, "accept", trusting)
 
@@ -362,7 +361,7 @@ def test_another_engine_in_another_thread_changes_no_bit(tmp_path):
 
     def states() -> list[bytes]:
         backend = TorchBackend(open_checkpoint(str(folder)), Settings(device="cpu", rows=1, context=256, threads=2))
-        backend.start(0, prompt, Sampling(), seed=0)
+        backend.start(Start(0, prompt, Sampling(), seed=0))
         backend.prefill(Chunk(0, 0, prompt[:-1], prompt[-1], [0]))
         return [memory.states[0].numpy().tobytes() for memory in backend.rounds.cache.memories]
 

@@ -18,7 +18,7 @@ from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import HeadDrafter, Proposal, Right
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.round import Rounds
-from headlong.engine.request import Limits, RowPlan, Sampling
+from headlong.engine.request import Limits, RowPlan, Sampling, Start
 from tests import tiny
 from tests.backends.torch.driver import Driver, Job, fixed, open_tiny
 
@@ -66,7 +66,7 @@ def draw(target, head, sampling, depth, count, draws=DRAWS, first_seed=0):
         rounds = table_rounds(target, head, sampling, draws, first_seed)
         texts, left = [[] for _ in range(draws)], 0
         while min(len(text) for text in texts) < count:
-            for kept in rounds.run([RowPlan(row, left, depth) for row in range(draws)]).result():
+            for kept in rounds.run([RowPlan(row, left, depth) for row in range(draws)]).result().kept:
                 texts[kept.row] += kept.tokens
             left = depth
     return np.array([text[:count] for text in texts])
@@ -81,17 +81,17 @@ def table_rounds(target, head, sampling, rows, first_seed=0):
     chain = _same_for_all(Chain(1, vocab, cpu), sampling, rows, first_seed)
     drafter = HeadDrafter(model.head, cache, chain) if model.head else Guess({}, vocab)
     rounds = Rounds(model, cache, chain, drafter)
-    rounds.last[:] = FIRST
+    rounds.windows[:, 0] = FIRST
     return rounds
 
 
 def _same_for_all(chain, sampling, rows, first_seed):
     """One row's parameters given to every row, each with a seed of its own."""
-    chain.start(0, [FIRST], sampling, 0)
+    chain.start(Start(0, [FIRST], sampling, 0))
     for name, value in vars(chain).items():
         if isinstance(value, torch.Tensor):
             setattr(chain, name, value.repeat(rows, *[1] * (value.dim() - 1)))
-    chain.rows, chain.needs = rows, chain.needs * rows
+    chain.rows, chain.needs, chain.rules = rows, chain.needs * rows, chain.rules * rows
     chain.seed = torch.arange(first_seed, first_seed + rows)
     return chain
 
@@ -235,7 +235,7 @@ def _first_draft_kept(target, head):
         rounds = table_rounds(stays, head, Sampling(temperature=1.0), DRAWS)
         rounds.run([RowPlan(row, 0, 1) for row in range(DRAWS)])
         rounds.model.table = target
-        results = rounds.run([RowPlan(row, 1, 0) for row in range(DRAWS)]).result()
+        results = rounds.run([RowPlan(row, 1, 0) for row in range(DRAWS)]).result().kept
     return sum(len(kept.tokens) == 2 for kept in results) / DRAWS
 
 
@@ -263,11 +263,11 @@ def redraw_from_p(monkeypatch):
     """After a rejection a fresh draw from p, as if the residual did not matter."""
     rejection = accept._rejection
 
-    def careless(trial, draws):
-        accepted, _ = rejection(trial, draws)
-        p = trial.scores.softmax(-1).gather(1, accepted[:, None, None].expand(-1, 1, trial.scores.shape[-1]))[:, 0]
-        position = draws.positions.gather(1, accepted[:, None])
-        gumbel = noise.gumbel(draws.seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
+    def careless(scored, proposed, seed):
+        accepted, _ = rejection(scored, proposed, seed)
+        p = scored.scores.softmax(-1).gather(1, accepted[:, None, None].expand(-1, 1, scored.scores.shape[-1]))[:, 0]
+        position = scored.positions.gather(1, accepted[:, None])
+        gumbel = noise.gumbel(seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
         return accepted, (p.log() + gumbel).argmax(-1)
 
     monkeypatch.setattr(accept, "_rejection", careless)

@@ -148,8 +148,8 @@ def test_prompt_then_true_pairs_then_a_chain(folder, kernels):
         compare(model.head(hidden[here], tokens[here], step), zip(hidden[here], tokens[here], strict=True), start)
 
     def window(hidden, tokens, first, kept):
-        index, start, widths = (torch.tensor([value]) for value in (row, first, kept))
-        return Window(cache, [row], index, start, widths, len(tokens))
+        layout = cache.layout((row,), (len(tokens),))
+        return Window(cache, layout, torch.tensor([first]), torch.tensor([kept]))
 
     # Four drafts, guessed; then three pairs of which two are true, which replace the first two guesses; then four more.
     first, token, last = prompt, tokens[-1:], hidden[-1:]
@@ -184,10 +184,10 @@ def test_drafts_of_real_rounds(folder, kernels):
 
     def drafted(feed, depths):
         proposal = draft(feed, depths)
-        for b, row in enumerate(feed.rows):
-            head, start = others[row], int(feed.starts[b])
+        for b, row in enumerate(feed.layout.rows):
+            head, start, first = others[row], int(feed.starts[b]), int(feed.layout.offsets[b])
             for j in range(int(feed.kept[b])):
-                out = head(feed.hidden[b, j].numpy(), int(feed.tokens[b, j]), start + j)
+                out = head(feed.hidden[first + j].numpy(), int(feed.tokens[first + j]), start + j)
             for j in range(depths[b]):
                 token = int(proposal.tokens[b, j])
                 second, best = np.sort(head.logits(out))[-2:]

@@ -112,15 +112,14 @@ class Feeder:
 
     def window(self, tokens: dict[int, list[int]], kept: dict[int, int]) -> None:
         """One window for each of these rows, of which so many tokens turn out to be right."""
-        rows, width = list(tokens), max(map(len, tokens.values()))
+        rows, widths = tuple(tokens), tuple(map(len, tokens.values()))
         for row in rows:
             self.grow(row, self.length[row] + len(tokens[row]))
-        widths = torch.tensor([len(mine) for mine in tokens.values()])
         starts = torch.tensor([self.length[row] for row in rows])
-        padded = torch.tensor([mine + [0] * (width - len(mine)) for mine in tokens.values()])
-        step = Window(self.cache, rows, torch.tensor(rows), starts, widths, width)
-        logits = self.model.logits(self.model(padded.flatten(), step), step).unflatten(0, (len(rows), width))
-        for row, mine in zip(rows, logits, strict=True):
+        step = Window(self.cache, self.cache.layout(rows, widths), starts)
+        flat = torch.tensor([token for mine in tokens.values() for token in mine])
+        logits = self.model.logits(self.model(flat, step), step)
+        for row, width, mine in zip(rows, widths, logits.split(widths), strict=True):
             self.logits[row] += mine[: kept[row]]
             self.length[row] += kept[row]
             self.cache.kept[row], self.cache.widths[row] = kept[row], width

@@ -23,6 +23,11 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
 
 
+@pytest.fixture(autouse=True)
+def recorded_at_once(monkeypatch):
+    monkeypatch.setattr(tape, "WORTH_IT", 1)
+
+
 @pytest.fixture
 def kernels_only():
     """Products, views and norms over a row's tensors."""
@@ -96,14 +101,35 @@ def test_large_passes_and_many_shapes(kernels_only, monkeypatch):
 @torch.inference_mode()
 def test_what_was_used_longest_ago_makes_room(kernels_only, monkeypatch):
     taped = Taped(kernels_only)
-    check(kernels_only, taped, [(rows, 24) for rows in (1, 2, 3)])
-    sizes = {key[0][0]: played.nbytes for key, played in taped.tapes.items()}
-    monkeypatch.setattr(tape, "MOST_BYTES", sizes[1] + sizes[3] + 2 * sizes[2])
-    check(kernels_only, taped, [(1, 24), (3, 24), (4, 24), (1, 24)])
-    assert sum(played.nbytes for played in taped.tapes.values()) <= tape.MOST_BYTES
-    kept = [key[0][0] for key in taped.tapes]
-    assert 2 not in kept
-    assert kept[-1] == 1
+    monkeypatch.setattr(tape, "MOST_TAPES", 3)
+    check(kernels_only, taped, [(rows, 24) for rows in (1, 2, 3, 1, 4)])
+    assert [key[0][0] for key in taped.tapes] == [3, 1, 4]
+
+
+@torch.inference_mode()
+def test_what_is_seldom_called_is_not_recorded(kernels_only, monkeypatch):
+    monkeypatch.setattr(tape, "WORTH_IT", 3)
+    taped = Taped(kernels_only)
+    check(kernels_only, taped, [(1, 24), (2, 24)] * 2)
+    assert not taped.tapes
+    check(kernels_only, taped, [(2, 24)] * 2)
+    assert [key[0][0] for key in taped.tapes] == [2]
+
+
+@torch.inference_mode()
+def test_tapes_share_their_memory(kernels_only):
+    """Also when a pass is given what the one before it returned, and when a larger one comes."""
+    taped = Taped(kernels_only)
+    x, y = (torch.randn(2, 24, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    for rows in (2, 1, 2, 1, 2):
+        x, y = kernels_only([0], x[:rows].clone())[1].view(rows, 24), taped([0], y[:rows])[1].view(rows, 24)
+        assert torch.equal(x, y)
+        x, y = (torch.cat([each, each])[:2].clone() if rows == 1 else each for each in (x, y))
+    before = len(taped.work.slab)
+    check(kernels_only, taped, [(4000, 24), (2, 24), (4000, 24), (1, 24)])
+    assert len(taped.work.slab) > before
+    small = [taped.tapes[(torch.Size([rows, 24]),)] for rows in (1, 2)]
+    assert small[0].kept_alive[0][0].data_ptr() == small[1].kept_alive[0][0].data_ptr()
 
 
 @torch.inference_mode()

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.native.library import library
+from headlong.backends.torch.native.library import Kernels, library
+from headlong.backends.torch.ragged import Layout
 
 
 class _NativePages(ctypes.Structure):
@@ -36,13 +37,13 @@ class Pages:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the tokens of B windows of width W stand: positions [B W], the pages they write to [B W], and the pages
-    each row reads [B, S]."""
+    """Where the N tokens of B windows stand: positions [N], the pages they write to [N], and the pages each row
+    reads [B, S]."""
 
+    layout: Layout
     positions: Tensor
     write_pages: Tensor
     read_pages: Tensor
-    width: int
 
 
 def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -50,12 +51,26 @@ def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tens
     lib = library(pages.keys, q)
     if lib is None:
         return _reference(pages, places, q, k, v)
-    out = q.new_empty(q.shape)
-    rows, table = places.read_pages.shape
-    tensors = (t.data_ptr() for t in (out, q, k, v))
-    strides = (t.stride(0) for t in (q, k, v))
-    where = (t.data_ptr() for t in (places.write_pages, places.positions, places.read_pages))
-    lib.attend(pages.native(q.shape[1]), *tensors, *strides, *where, table, rows, places.width)
+    offsets = places.layout.offsets.data_ptr()
+    return _native(lib, pages, (q, k, v), (places.write_pages.data_ptr(), offsets), places.positions, places.read_pages)
+
+
+def _native(
+    lib: Kernels,
+    pages: Pages,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    places: tuple[int | None, int | None],
+    positions: Tensor,
+    table: Tensor,
+) -> Tensor:
+    """places: addresses of the pages to write to, or none where the table [B, S] says it, and of the rows' offsets, or
+    none where there is one row."""
+    out, (write_pages, offsets) = qkv[0].new_empty(qkv[0].shape), places
+    tokens, heads, _ = out.shape
+    tensors = (t.data_ptr() for t in (out, *qkv))
+    strides = (t.stride(0) for t in qkv)
+    where = (write_pages, positions.data_ptr(), offsets, table.data_ptr())
+    lib.attend(pages.native(heads), *tensors, *strides, *where, table.shape[-1], tokens)
     return out
 
 
@@ -63,19 +78,20 @@ def _reference(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) ->
     """The split is the page: every query sees the same partition at absolute positions however long its neighbours
     are, each window position is its own product, and pages are added in order, so a page too many adds zeros."""
     write(pages, places.write_pages, places.positions, k, v)
-    (b, s), w = places.read_pages.shape, places.width
+    layout, (b, s) = places.layout, places.read_pages.shape
+    w = layout.widest
     _, kv, p, d = pages.keys.shape
     group = q.shape[1] // kv
     keys, values = (x[places.read_pages].float().view(b * s * kv, p, d) for x in (pages.keys, pages.values))
-    queries = (q.float() * d**-0.5).view(b, w, 1, kv, group, d).expand(b, w, s, kv, group, d)
+    queries = layout.pad(q.float() * d**-0.5).view(b, w, 1, kv, group, d).expand(b, w, s, kv, group, d)
     scores = torch.stack([torch.bmm(queries[:, j].reshape(-1, group, d), keys.mT) for j in range(w)])
     key_positions = torch.arange(s * p, device=q.device).view(s, p)
-    visible = key_positions <= places.positions.view(b, w).T[:, :, None, None]  # [W, B, S, P]
+    visible = key_positions <= layout.pad(places.positions).T[:, :, None, None]  # [W, B, S, P]
     scores = scores.view(w, b, s, kv, group, p).masked_fill_(~visible[:, :, :, None, None], -torch.inf)
     weights = torch.exp(scores - scores.amax((2, 5), keepdim=True))
     mixed = torch.stack([torch.bmm(weights[j].view(-1, group, p), values) for j in range(w)])
     mixed = _add_in_order(mixed.view(w, b, s, kv, group, d)) / _add_in_order(weights.sum(-1, keepdim=True))
-    return mixed.transpose(0, 1).reshape(q.shape).to(q.dtype)
+    return layout.unpad(mixed.transpose(0, 1)).reshape(q.shape).to(q.dtype)
 
 
 def _add_in_order(parts: Tensor) -> Tensor:
@@ -85,6 +101,9 @@ def _add_in_order(parts: Tensor) -> Tensor:
 
 def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The last T tokens of a row with this table of pages, at positions [T] -> [T, A, D]."""
+    lib = library(pages.keys, q)
+    if lib is not None:
+        return _native(lib, pages, (q, k, v), (None, None), positions, table)
     write(pages, table[positions // pages.keys.shape[2]], positions, k, v)
     keys, values = (x[table].transpose(0, 1).flatten(1, 2)[None] for x in (pages.keys, pages.values))
     mask = torch.arange(keys.shape[2], device=q.device) <= positions[:, None]

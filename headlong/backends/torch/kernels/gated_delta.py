@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headlong.backends.torch.kernels.norm import gated_rms_norm, l2_norm, sigmoid, silu, softplus
 from headlong.backends.torch.native.library import library
+from headlong.backends.torch.ragged import Layout
 
 BLOCK = 64
 
@@ -94,31 +95,31 @@ class Kept:
     widest: int
 
 
-def window(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, width: int) -> Tensor:
-    """Fold what was kept, then run windows of W tokens: projected [B W, ...] -> [B W, heads Dv], gated."""
+def window(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, layout: Layout) -> Tensor:
+    """Fold what was kept, then run windows: projected [N, ...] -> [N, heads Dv], gated."""
     lib = library(projected, memory.inputs)
     if lib is None:
-        return _window_reference(delta, memory, projected, kept, width)
-    batch = len(kept.rows)
-    out = projected.new_empty(batch * width, delta.heads * delta.value_dim)
-    tensors = (t.data_ptr() for t in (out, projected, kept.rows, kept.counts))
-    lib.delta_window(memory.native(delta), *tensors, batch, width, projected.stride(0))
+        return _window_reference(delta, memory, projected, kept, layout)
+    out = projected.new_empty(projected.shape[0], delta.heads * delta.value_dim)
+    tensors = (t.data_ptr() for t in (out, projected, kept.rows, kept.counts, layout.offsets))
+    lib.delta_window(memory.native(delta), *tensors, len(kept.rows), projected.stride(0))
     return out
 
 
-def _window_reference(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, width: int) -> Tensor:
-    batch, rows = len(kept.rows), kept.rows
+def _window_reference(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, layout: Layout) -> Tensor:
+    """Over padded windows; what padding leaves in the memory stands past all that can be kept."""
+    rows = kept.rows
     qkv, z, log_decays, strengths = delta.parts(projected)
-    inputs = torch.cat([settled_inputs(delta, memory, kept), qkv.unflatten(0, (batch, width))], 1)
+    inputs = torch.cat([settled_inputs(delta, memory, kept), layout.pad(qkv)], 1)
     memory.inputs[rows, : inputs.shape[1]] = inputs
     qk, v = delta.split(_convolve(inputs, delta.conv))
     state = _fold_reference(delta, memory, kept)
     memory.states[rows] = state
-    decays, strengths = (x.unflatten(0, (batch, width)) for x in (log_decays.exp(), strengths))
+    decays, strengths = layout.pad(log_decays.exp()), layout.pad(strengths)
     outputs, corrections = _recur(state.flatten(0, 1), _by_head(qk), _by_head(v), _by_head(decays), _by_head(strengths))
-    outputs, corrections = (x.unflatten(0, (batch, -1)).transpose(1, 2) for x in (outputs, corrections))
-    memory.waiting[rows, :width] = torch.cat([qk[..., 1, :], corrections, decays[..., None]], -1)
-    return gated_rms_norm(outputs.flatten(0, 1), z, delta.norm, delta.eps).flatten(1)
+    outputs, corrections = (x.unflatten(0, (len(rows), -1)).transpose(1, 2) for x in (outputs, corrections))
+    memory.waiting[rows, : layout.widest] = torch.cat([qk[..., 1, :], corrections, decays[..., None]], -1)
+    return gated_rms_norm(layout.unpad(outputs), z, delta.norm, delta.eps).flatten(1)
 
 
 def settled_state(delta: Delta, memory: Memory, kept: Kept) -> Tensor:
@@ -180,15 +181,26 @@ def _recur(state: Tensor, qk: Tensor, v: Tensor, decays: Tensor, strengths: Tens
     return torch.stack(outputs, 1), torch.stack(corrections, 1)
 
 
-def chunk(delta: Delta, memory: Memory, projected: Tensor, row: int) -> Tensor:
-    """A prompt chunk of one settled row: projected [T, ...] -> [T, heads Dv], gated; the memory moves on."""
+def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tensor:
+    """A prompt chunk of one settled row [1]: projected [T, ...] -> [T, heads Dv], gated; the memory moves on."""
+    lib = library(projected, memory.inputs)
+    if lib is None:
+        return _chunk_reference(delta, memory, projected, row)
+    tokens = projected.shape[0]
+    out = projected.new_empty(tokens, delta.heads * delta.value_dim)
+    tensors = (t.data_ptr() for t in (out, projected, row))
+    lib.delta_chunk(memory.native(delta), *tensors, tokens, projected.stride(0))
+    return out
+
+
+def _chunk_reference(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tensor:
     past = len(delta.conv) - 1
     qkv, z, log_decays, strengths = delta.parts(projected)
-    inputs = torch.cat([memory.inputs[row, :past], qkv])
-    memory.inputs[row, :past] = inputs[len(inputs) - past :]
-    qk, v = delta.split(_convolve(inputs[None], delta.conv))
+    inputs = torch.cat([memory.inputs[row, :past], qkv[None]], 1)
+    memory.inputs[row, :past] = inputs[:, inputs.shape[1] - past :]
+    qk, v = delta.split(_convolve(inputs, delta.conv))
     outputs, state = _blockwise(
-        memory.states[row], _by_head(qk), _by_head(v), _by_head(log_decays[None]), _by_head(strengths[None])
+        memory.states[row][0], _by_head(qk), _by_head(v), _by_head(log_decays[None]), _by_head(strengths[None])
     )
     memory.states[row] = state
     return gated_rms_norm(outputs.transpose(0, 1), z, delta.norm, delta.eps).flatten(1)

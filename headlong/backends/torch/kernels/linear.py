@@ -30,7 +30,9 @@ class Weight:
         self.rows_agree = self.packed and _probe(self)
 
     def multiply(self, x: Tensor) -> Tensor:
-        """Many rows in one call."""
+        """Many rows in one call; with our own kernels each as if it were alone."""
+        if self.native:
+            return _native(x.contiguous(), self, self.native)
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.matrix, None, "none", [], "")
         return torch.nn.functional.linear(x, self.matrix.to(x.dtype))
@@ -39,10 +41,8 @@ class Weight:
 def linear(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
     """x [N, in] -> [N, out], each row as if it were alone."""
     rows = x.shape[0]
-    if isinstance(weight, Int8Weight):
+    if isinstance(weight, Int8Weight) or weight.native:
         return weight.multiply(x)
-    if weight.native:
-        return _native(x.contiguous(), weight, weight.native)
     if weight.rows_agree:
         # One row takes a matrix-vector path with other bits, so it travels with a copy of itself.
         return weight.multiply(x) if rows > 1 else weight.multiply(torch.cat([x, x]))[:1]

@@ -28,12 +28,11 @@ def embed(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     return y
 
 
-def last_kept(x: Tensor, kept: Tensor) -> Tensor:
-    """x [B, W, H] -> [B, H]: what stands at kept - 1, at 0 where none is kept."""
+def last_kept(x: Tensor, offsets: Tensor, kept: Tensor) -> Tensor:
+    """x [N, H] of rows at offsets [B + 1] -> [B, H]: the last of those that each row keeps, of which there is one."""
     lib = library(x)
     if lib is None:
-        at = (kept - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[-1])
-        return x.gather(1, at)[:, 0]
-    y = x.new_empty(x.shape[0], x.shape[2])
-    lib.last_kept(y.data_ptr(), x.contiguous().data_ptr(), kept.data_ptr(), *x.shape)
+        return x[offsets[:-1] + kept - 1]
+    x, y = x.contiguous(), x.new_empty(len(kept), x.shape[1])
+    lib.last_kept(*(t.data_ptr() for t in (y, x, offsets, kept)), *y.shape)
     return y

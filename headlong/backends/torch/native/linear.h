@@ -1,6 +1,7 @@
 /* Products with weights: y [N, out] = x [N, in] w', weights in float32, bfloat16 or 8 bits.
  *
- * Each product of a weight row and a token is its own chain of sums over k, the same in every tile.
+ * Each product of a weight row and a token is its own chain of sums over k, the same in every tile and for any number
+ * of tokens.
  */
 #define TILE 4  /* weight rows, and tokens, that share a pass */
 #define CHUNK_BYTES (1 << 18)  /* weights in the largest chunk of a product: what is fetched past its end is wasted */
@@ -100,12 +101,136 @@ static float *ready(const float *x, long tokens, long in, long padded, long half
         memcpy(row, x + m * in, sizeof(float) * in);
         memset(row + in, 0, sizeof(float) * (padded - in));
         for (long start = 0; half && start < padded; start += BLOCK) {
-            float block[BLOCK];
-            memcpy(block, row + start, sizeof block);
-            for (int j = 0; j < LANES; j++) row[start + j] = block[2 * j], row[start + LANES + j] = block[2 * j + 1];
+            floats low = load(row + start), high = load(row + start + LANES);
+            store(row + start, evens(low, high));
+            store(row + start + LANES, odds(low, high));
         }
     }
     return to;
+}
+
+/* ---- many tokens ----------------------------------------------------------------------------------------------- */
+
+/* The 16 lanes of a product's sum one after the other, each for many weight rows and tokens at once: the rows stand in
+ * the lanes of a vector now, so no sum has to be taken apart. Lane l of a row's step i is what `ready` and the tiles
+ * above have there, and the lanes are added in the order of `add_lanes`, so the bits are those of a few tokens. */
+#define MANY 48  /* tokens from which the new order pays for itself */
+#define BROAD 8  /* tokens, and vectors of weight rows, that share a pass: their sums fill the registers */
+#define TALL 3
+#define LEVELS 4  /* of additions over lanes */
+
+static const int ADDED[LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+
+typedef struct {
+    float *y;
+    const float *x;
+    const void *weight;
+    long half;  /* the weight is bfloat16, else float32 */
+    long tokens, in, out;
+    long steps;     /* vectors in a row */
+    float *packed;  /* [tokens / BROAD, LANES, steps, BROAD] */
+} Many;
+
+static inline floats token_step(const Many *a, long token, long step) {
+    if (token >= a->tokens) return (floats){0};
+    long start = step / 2 * BLOCK;
+    const float *x = a->x + token * a->in + start;
+    floats low = load_some(x, a->in - start), high = load_some(x + LANES, a->in - start - LANES);
+    if (a->half) return step % 2 ? odds(low, high) : evens(low, high);
+    return step % 2 ? high : low;
+}
+
+static inline floats half_step(const uint16_t *from, long left, long step) {
+    words pairs = {0};
+    if (left >= BLOCK) memcpy(&pairs, from, sizeof pairs);
+    else if (left > 0) memcpy(&pairs, from, sizeof(uint16_t) * left);
+    return step % 2 ? (floats)(pairs & 0xFFFF0000u) : (floats)(pairs << 16);
+}
+
+/* One step of LANES weight rows, zeros past the last. */
+static inline void load_square(const Many *a, floats square[LANES], long row, long step) {
+    long start = a->half ? step / 2 * BLOCK : step * LANES, left = a->in - start, at = row * a->in + start;
+    const uint16_t *half = (const uint16_t *)a->weight + at;
+    const float *wide = (const float *)a->weight + at;
+    /* Loops without a choice inside where nothing is missing. */
+    if (row + LANES <= a->out && left >= BLOCK && a->half)
+        for (int n = 0; n < LANES; n++) square[n] = half_step(half + n * a->in, BLOCK, step);
+    else if (row + LANES <= a->out && left >= LANES && !a->half)
+        for (int n = 0; n < LANES; n++) square[n] = load(wide + n * a->in);
+    else
+        for (int n = 0; n < LANES; n++) {
+            long some = row + n < a->out ? left : 0;
+            square[n] = a->half ? half_step(half + n * a->in, some, step) : load_some(wide + n * a->in, some);
+        }
+}
+
+/* Tiles first .. last - 1 of BROAD tokens. */
+static void pack_tokens(const void *job, long first, long last) {
+    const Many *a = job;
+    for (long tile = first; tile < last; tile++)
+        for (long i = 0; i < a->steps; i++) {
+            floats square[LANES] = {0};
+            for (int m = 0; m < BROAD; m++) square[m] = token_step(a, tile * BROAD + m, i);
+            transpose(square);
+            for (int j = 0; j < LANES; j++)
+                memcpy(a->packed + ((tile * LANES + j) * a->steps + i) * BROAD, &square[ADDED[j]], sizeof(float) * BROAD);
+        }
+}
+
+/* TALL vectors of weight rows from row n on, to [LANES][apart], of which [steps][TALL] vectors each are used. */
+static void pack_weights(const Many *a, floats *to, long n, long apart) {
+    for (long v = 0; v < TALL; v++)
+        for (long i = 0; i < a->steps; i++) {
+            floats square[LANES];
+            load_square(a, square, n + v * LANES, i);
+            transpose(square);
+            for (int j = 0; j < LANES; j++) to[j * apart + i * TALL + v] = square[ADDED[j]];
+        }
+}
+
+/* BROAD tokens by TALL vectors of weight rows; waiting[LEVELS] is what they come to. */
+static void multiply_many(floats waiting[LEVELS + 1][BROAD][TALL], const float *x, const floats *w, long steps,
+                          long apart) {
+    for (int j = 0; j < LANES; j++, x += steps * BROAD, w += apart) {
+        floats sum[BROAD][TALL] = {0};
+        for (long i = 0; i < steps; i++)
+            for (int m = 0; m < BROAD; m++)
+                for (int n = 0; n < TALL; n++) sum[m][n] += x[i * BROAD + m] * w[i * TALL + n];
+        int level = 0;
+        for (; j >> level & 1; level++)
+            for (int m = 0; m < BROAD; m++)
+                for (int n = 0; n < TALL; n++) sum[m][n] += waiting[level][m][n];
+        for (int m = 0; m < BROAD; m++)
+            for (int n = 0; n < TALL; n++) waiting[level][m][n] = sum[m][n];
+    }
+}
+
+/* The part of the weight rows from row n on that is fetched while the tile of tokens at m is multiplied. */
+static void fetch_weights(const Many *a, long n, long m) {
+    long bytes = a->in * (a->half ? 2 : 4), rows = a->out - n < TALL * LANES ? a->out - n : TALL * LANES;
+    if (rows <= 0) return;
+    const char *from = (const char *)a->weight + n * bytes;
+    long first = rows * bytes * m / a->tokens, last = rows * bytes * (m + BROAD) / a->tokens;
+    for (long at = first; at < last && at < rows * bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
+/* Tiles first .. last - 1 of TALL vectors of weight rows. */
+static void linear_many(const void *job, long first, long last) {
+    const Many *a = job;
+    long apart = a->steps * TALL + 1;  /* odd, or lanes of many sizes would meet in one set of the cache */
+    floats *w = aligned_alloc(64, sizeof(floats) * LANES * apart), waiting[LEVELS + 1][BROAD][TALL];
+    for (long n = first * TALL * LANES; n < last * TALL * LANES; n += TALL * LANES) {
+        pack_weights(a, w, n, apart);
+        for (long m = 0; m < a->tokens; m++) {
+            if (m % BROAD == 0) {
+                fetch_weights(a, n + TALL * LANES, m);
+                multiply_many(waiting, a->packed + m * LANES * a->steps, w, a->steps, apart);
+            }
+            long some = a->out - n < TALL * LANES ? a->out - n : TALL * LANES;
+            memcpy(a->y + m * a->out + n, waiting[LEVELS][m % BROAD], sizeof(float) * some);
+        }
+    }
+    free(w);
 }
 
 typedef struct {
@@ -116,8 +241,21 @@ typedef struct {
     long tokens, in, out;
 } Linear;
 
+static void share_many(const Linear *a, long steps) {
+    long tiles = (a->tokens + BROAD - 1) / BROAD;
+    float *packed = aligned_alloc(64, sizeof(floats) * tiles * steps * BROAD);
+    Many job = {a->y, a->x, a->weight, a->half, a->tokens, a->in, a->out, steps, packed};
+    share(pack_tokens, &job, tiles, 4);
+    share(linear_many, &job, (a->out + TALL * LANES - 1) / (TALL * LANES), 1);
+    free(packed);
+}
+
 void linear(const Linear *a) {
     long padded = whole(a->in, BLOCK), bytes = a->in * (a->half ? 2 : 4);
+    if (a->tokens >= MANY) {
+        share_many(a, padded / LANES);
+        return;
+    }
     float *made = a->half || padded > a->in ? ready(a->x, a->tokens, a->in, padded, a->half) : NULL;
     Product job = {a->y, made ? made : a->x, a->weight, a->tokens, a->in, a->out, padded};
     share_rows(a->half ? linear_half : linear_wide, &job, a->out, bytes);

@@ -1,26 +1,28 @@
-/* What a round does around its passes: places of tokens, embeddings, best tokens, acceptance.
+/* What a round does around its passes: places of tokens, embeddings, best tokens, acceptance, pairs set aside.
  *
  * Rows of an engine are numbered; the B rows of a call name theirs in `rows`.
  */
 typedef struct {
-    int64_t *positions, *write_pages;  /* [B, W] */
+    int64_t *positions, *write_pages;  /* [N] */
     int64_t *read_pages;               /* [B, table_width] */
     int64_t *kept;                     /* [B] */
-    const int64_t *rows, *starts, *widths, *table, *all_kept;
-    long batch, width, page, table_width, spare;
+    const int64_t *rows, *starts, *offsets;
+    const int64_t *counts;             /* [B], or none where every token counts */
+    const int64_t *table, *all_kept;   /* of every row */
+    long batch, page, table_width, spare;
 } Place;
 
-/* Where B windows stand: token j at starts + j; padding past a row's width writes to the spare page. */
+/* Where B windows stand: a row's token j at its start + j; padding past a row's count writes to the spare page. */
 void place(const Place *a) {
     for (long b = 0; b < a->batch; b++) {
         const int64_t *table = a->table + a->rows[b] * a->table_width;
+        long first = a->offsets[b], width = a->offsets[b + 1] - first, count = a->counts ? a->counts[b] : width;
         memcpy(a->read_pages + b * a->table_width, table, sizeof(int64_t) * a->table_width);
         a->kept[b] = a->all_kept[a->rows[b]];
-        for (long j = 0; j < a->width; j++) {
+        for (long j = 0; j < width; j++) {
             int64_t position = a->starts[b] + j, at = position / a->page;
-            a->positions[b * a->width + j] = position;
-            a->write_pages[b * a->width + j] =
-                j >= a->widths[b] ? a->spare : table[at < a->table_width ? at : a->table_width - 1];
+            a->positions[first + j] = position;
+            a->write_pages[first + j] = j >= count ? a->spare : table[at < a->table_width ? at : a->table_width - 1];
         }
     }
 }
@@ -52,16 +54,14 @@ void embed(const Embed *a) {
 typedef struct {
     float *y;
     const float *x;
-    const int64_t *kept;
-    long batch, width, size;
+    const int64_t *offsets, *kept;
+    long batch, size;
 } LastKept;
 
-/* x [B, W, size] -> y [B, size]: the last kept of each row, the first where none is. */
+/* x [N, size] -> y [B, size]: the last kept of each row, of which at least one is. */
 void last_kept(const LastKept *a) {
-    for (long b = 0; b < a->batch; b++) {
-        long at = a->kept[b] > 0 ? a->kept[b] - 1 : 0;
-        memcpy(a->y + b * a->size, a->x + (b * a->width + at) * a->size, sizeof(float) * a->size);
-    }
+    for (long b = 0; b < a->batch; b++)
+        memcpy(a->y + b * a->size, a->x + (a->offsets[b] + a->kept[b] - 1) * a->size, sizeof(float) * a->size);
 }
 
 typedef struct {
@@ -100,19 +100,37 @@ static void best_rows(const void *job, long first, long last) {
 void best(const Best *a) { share(best_rows, a, a->n, 1); }
 
 typedef struct {
-    int64_t *tokens, *kept;  /* [B, W], [B] */
-    const int64_t *chosen, *window, *verify;
-    long batch, width;
+    int64_t *tokens, *kept;  /* [N], [B] */
+    const int64_t *chosen, *window, *offsets;
+    long batch;
 } Accept;
 
 /* The coupled rule: drafts window[1 ..] are kept while they are what the target chose; then its own token. */
 void accept_coupled(const Accept *a) {
     for (long b = 0; b < a->batch; b++) {
-        const int64_t *chosen = a->chosen + b * a->width, *drafts = a->window + b * a->width + 1;
-        int64_t *tokens = a->tokens + b * a->width;
-        long kept = 0;
-        while (kept < a->verify[b] && drafts[kept] == chosen[kept]) kept++;
-        for (long j = 0; j < a->width; j++) tokens[j] = j < kept ? drafts[j] : chosen[kept];
+        long first = a->offsets[b], width = a->offsets[b + 1] - first, kept = 0;
+        const int64_t *chosen = a->chosen + first, *drafts = a->window + first + 1;
+        while (kept + 1 < width && drafts[kept] == chosen[kept]) kept++;
+        for (long j = 0; j < width; j++) a->tokens[first + j] = j < kept ? drafts[j] : chosen[kept];
         a->kept[b] = kept + 1;
+    }
+}
+
+typedef struct {
+    float *hidden;                    /* [rows, room, size], as the next three of every row */
+    int64_t *tokens, *counts, *ends;  /* [rows, room], [rows], [rows] */
+    const float *new_hidden;          /* [N, size] */
+    const int64_t *new_tokens, *rows, *starts, *offsets, *kept;
+    long batch, size, room;
+} SetAside;
+
+/* Put the kept pairs of each row behind those that wait already. */
+void set_aside(const SetAside *a) {
+    for (long b = 0; b < a->batch; b++) {
+        long row = a->rows[b], first = a->offsets[b], kept = a->kept[b], at = row * a->room + a->counts[row];
+        memcpy(a->hidden + at * a->size, a->new_hidden + first * a->size, sizeof(float) * kept * a->size);
+        memcpy(a->tokens + at, a->new_tokens + first, sizeof(int64_t) * kept);
+        a->counts[row] += kept;
+        a->ends[row] = a->starts[b] + kept;
     }
 }

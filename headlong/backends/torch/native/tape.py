@@ -4,7 +4,8 @@ On a small model the Python between kernels would take as long as some of them.
 """
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,53 +13,72 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from headlong.backends.torch.native.library import Calls, Kernels, library, recorded
+from headlong.backends.torch.ragged import Layout
 
-MOST_BYTES = 1 << 26  # of the tensors of all tapes; a pass with more is long, and its Python a small part of it
-MOST_TAPES = 256
+MOST_BYTES = 1 << 27  # of one pass; one with more is long, and its Python a small part of it
+MOST_TAPES = 512
+WORTH_IT = 3  # calls of a shape: recording one takes as long as many ordinary ones
 
 Pass = Callable[..., tuple[Tensor, ...]]
 
 
 class Taped:
-    """A function of rows and tensors. Called again with the same shapes, it repeats its kernels on the same memory.
+    """A function of a layout and tensors. Called often with the same shapes, it repeats its kernels on the same memory.
 
     What it returns is overwritten by the next call. It may make tensors, view them and call kernels; if it does
-    anything else, or there are no kernels, every call is an ordinary one. It must not depend on the rows' numbers but
-    through tensors.
+    anything else, or there are no kernels, every call is an ordinary one. Where there are kernels, it must not depend
+    on the layout's rows and widths but through tensors.
     """
 
     def __init__(self, function: Pass) -> None:
         self.function = function
         self.tapes: dict[tuple[torch.Size, ...], Tape | None] = {}
+        self.calls: dict[tuple[torch.Size, ...], int] = {}  # of shapes without a tape
+        self.cold = False  # whether the last call was of a shape that is not known yet, and took longer for it
+        self.given, self.work = Arena(), Arena()  # apart: what a pass is given may be what the one before it returned
 
-    def __call__(self, rows: list[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
         lib = library() if tensors[0].is_cpu else None
         if lib is None:
-            return self.function(rows, *tensors)
+            return self.function(layout, *tensors)
         key = tuple(tensor.shape for tensor in tensors)
-        if key not in self.tapes:
-            return self._record(key, lib, rows, tensors)
+        self.cold = key not in self.tapes
+        if self.cold:
+            self.calls[key] = self.calls.get(key, 0) + 1
+            if self.calls[key] < WORTH_IT:
+                return self.function(layout, *tensors)
+            return self._record(key, lib, layout, tensors)
         tape = self.tapes[key] = self.tapes.pop(key)  # the newest last
-        return self.function(rows, *tensors) if tape is None else tape.play(tensors)
+        return self.function(layout, *tensors) if tape is None else tape.play(tensors)
 
     def _record(
-        self, key: tuple[torch.Size, ...], lib: Kernels, rows: list[int], tensors: tuple[Tensor, ...]
+        self, key: tuple[torch.Size, ...], lib: Kernels, layout: Layout, tensors: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
-        with recorded() as calls, _Watch() as watch:
-            outputs = self.function(rows, *inputs)
+        self.given.used = self.work.used = 0
+        inputs = [self.given.empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in tensors]
+        with recorded() as calls, _Watch(self.work) as watch:
+            outputs = self.function(layout, *inputs)
+        del self.calls[key]
         tape = Tape(lib, calls, inputs, outputs, watch.made)
-        keep = watch.only_kernels and tape.nbytes <= MOST_BYTES
-        self._make_room(tape.nbytes if keep else 0)
-        self.tapes[key] = tape if keep else None
+        while len(self.tapes) >= MOST_TAPES:
+            del self.tapes[next(iter(self.tapes))]  # used longest ago
+        self.tapes[key] = tape if watch.only_kernels and tape.nbytes <= MOST_BYTES else None
         return outputs
 
-    def _make_room(self, nbytes: int) -> None:
-        """Let go of what was used longest ago."""
-        held = sum(tape.nbytes for tape in self.tapes.values() if tape)
-        while self.tapes and (held + nbytes > MOST_BYTES or len(self.tapes) >= MOST_TAPES):
-            oldest = self.tapes.pop(next(iter(self.tapes)))
-            held -= oldest.nbytes if oldest else 0
+
+class Arena:
+    """Memory that all tapes of a function share, since one plays at a time; a pass takes it from the front."""
+
+    def __init__(self) -> None:
+        self.slab = torch.empty(0, dtype=torch.uint8)
+        self.used = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self.used + nbytes > len(self.slab):  # tapes that have the old slab keep it
+            self.slab, self.used = torch.empty(max(2 * len(self.slab), nbytes, 1 << 20), dtype=torch.uint8), 0
+        first, self.used = self.used, self.used + -(-nbytes // 64) * 64
+        return self.slab[first : first + nbytes].view(dtype).view(shape)
 
 
 class Tape:
@@ -85,7 +105,7 @@ class Tape:
 
 
 class _Watch(TorchFunctionMode):
-    """Keeps the tensors that are made, and notices every operation that a tape would not repeat.
+    """Makes the tensors that are asked for in an arena, and notices every operation that a tape would not repeat.
 
     It looks at calls from Python: a mode below those would see more, but importing it takes longer than a load.
     """
@@ -94,16 +114,20 @@ class _Watch(TorchFunctionMode):
     VIEWS = frozenset(("view", "flatten", "unflatten", "split", "__getitem__", "contiguous", "float", "__get__"))
     QUESTIONS = frozenset(("data_ptr", "stride", "numel", "__len__"))
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
         super().__init__()
+        self.arena = arena
         self.made: list[Tensor] = []
         self.only_kernels = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out, name = func(*args, **(kwargs or {})), func.__name__
+        name = func.__name__
         if name in self.MAKERS:
-            self.made.append(out)
-        elif not (name in self.QUESTIONS or (name in self.VIEWS and _is_part(out, args[0]))):
+            like = func(*args, **{**(kwargs or {}), "device": "meta"})
+            self.made.append(self.arena.empty(like.shape, like.dtype))
+            return self.made[-1]
+        out = func(*args, **(kwargs or {}))
+        if not (name in self.QUESTIONS or (name in self.VIEWS and _is_part(out, args[0]))):
             self.only_kernels = False
         return out
 

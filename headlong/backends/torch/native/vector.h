@@ -51,6 +51,36 @@ static inline four add_lanes4(const floats v[4]) {
     return (four){c[0], c[4], c[8], c[12]};
 }
 
+/* The even elements of 32, and the odd ones. */
+static inline floats evens(floats a, floats b) {
+    return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+}
+static inline floats odds(floats a, floats b) {
+    return SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+
+/* Swap the off-diagonal blocks of `size` lanes in every square of twice as many. */
+#define SWAP_BLOCKS(v, size, upper, lower)                       \
+    for (int i_ = 0; i_ < LANES; i_++)                           \
+        if (!(i_ & (size))) {                                    \
+            floats a_ = (v)[i_], b_ = (v)[i_ + (size)];          \
+            (v)[i_] = SHUFFLE(a_, b_, upper);                    \
+            (v)[i_ + (size)] = SHUFFLE(a_, b_, lower);           \
+        }
+#define LIST(...) __VA_ARGS__
+
+/* Sixteen vectors as the rows of a square, which become its columns. */
+static inline void transpose(floats v[LANES]) {
+    SWAP_BLOCKS(v, 8, LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+                LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    SWAP_BLOCKS(v, 4, LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+                LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+    SWAP_BLOCKS(v, 2, LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+    SWAP_BLOCKS(v, 1, LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+                LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+}
+
 /* Each lane of the sum plus four products of an unsigned byte of a and a signed one of b. */
 static inline ints add_products(ints sum, bytes a, bytes b) {
 #if defined(__AVX512VNNI__)
@@ -103,6 +133,7 @@ static inline floats silu16(floats x) { return x * sigmoid16(x); }
 /* Up to 16 floats from p, zeros past the end. */
 static inline floats load_some(const float *p, int left) {
     if (left >= LANES) return load(p);
+    if (left <= 0) return (floats){0};
     float padded[LANES] = {0};
     memcpy(padded, p, sizeof(float) * left);
     return load(padded);

@@ -5,11 +5,13 @@ import torch
 
 from headlong.backends.torch.kernels import gated_delta
 from headlong.backends.torch.kernels.gated_delta import BLOCK, Delta, Kept, Memory, settled_state
-from headlong.backends.torch.native.library import references_only
+from headlong.backends.torch.native.library import library, references_only
+from headlong.backends.torch.ragged import Layout
 
 MAX_WIDTH = 9
 # value heads, key heads, key dim, value dim, taps
 SHAPES = {"ratio1": (2, 2, 16, 16, 4), "ratio2": (4, 2, 8, 24, 4), "ratio4": (4, 1, 12, 5, 2), "odd": (3, 3, 7, 17, 4)}
+LARGE = (4, 2, 64, 128, 4)
 STALE = 1e4  # what rejected tokens left behind
 
 
@@ -88,7 +90,8 @@ class Fast:
         self.kept = self.width = 0
 
     def window(self, projected, kept):
-        out = gated_delta.window(self.delta, self.memory, projected, self.folded, len(projected))
+        layout = layout_of([self.row], [len(projected)])
+        out = gated_delta.window(self.delta, self.memory, projected, self.folded, layout)
         self.kept, self.width = kept, len(projected)
         return out
 
@@ -99,6 +102,10 @@ class Fast:
     @property
     def state(self):
         return settled_state(self.delta, self.memory, self.folded)[0]
+
+
+def layout_of(rows, widths):
+    return Layout.of(tuple(rows), tuple(widths), torch.device("cpu"))
 
 
 def patterns(tokens, salt):
@@ -135,16 +142,17 @@ def test_rows_do_not_see_each_other(kernels, layer, normal):
     """A batch of rows out of order gives each what it has alone; a row that sits out keeps every bit."""
     memory, alone = make_memory(layer, 4), make_memory(layer, 4)
     kept = torch.tensor([0, 0, 0, 0])
-    last = 0
-    for width in (3, 1, 5, MAX_WIDTH, 2):
-        rows = torch.tensor([3, 0, 2])
-        projected = inputs_for(layer, normal, 3 * width)
-        found = gated_delta.window(layer, memory, projected, Kept(rows, kept[rows], last), width)
-        for b, row in enumerate(rows.tolist()):
-            mine = Kept(rows[b : b + 1], kept[rows[b : b + 1]], last)
-            one = gated_delta.window(layer, alone, projected[b * width : (b + 1) * width], mine, width)
-            assert torch.equal(found[b * width : (b + 1) * width], one), row
-        kept, last = torch.tensor([1, 0, width, (width + 1) // 2]), width
+    last = dict.fromkeys(range(4), 0)
+    for widths in ((3, 3, 3), (1, 1, 1), (1, 5, 2), (MAX_WIDTH, 1, 4), (2, 3, 1), (1, MAX_WIDTH, 1)):
+        layout = layout_of([3, 0, 2], widths)
+        projected = inputs_for(layer, normal, layout.tokens)
+        before = Kept(layout.index, kept[layout.index], max(last[row] for row in layout.rows))
+        found = gated_delta.window(layer, memory, projected, before, layout)
+        parts = zip(layout.rows, widths, projected.split(widths), found.split(widths), strict=True)
+        for row, width, mine, wanted in parts:
+            folded = Kept(torch.tensor([row]), kept[row : row + 1], last[row])
+            assert torch.equal(gated_delta.window(layer, alone, mine, folded, layout_of([row], [width])), wanted), row
+            kept[row], last[row] = (width + 1) // 2 if row else width, width
     assert torch.equal(memory.states, alone.states)
     fresh = make_memory(layer)
     for name in ("states", "waiting", "inputs"):
@@ -187,7 +195,7 @@ def test_prompt_chunks(kernels, layer, tokens, normal):
     )
     for start, count in ((0, BLOCK), (BLOCK, tokens)):
         part = projected[start : start + count]
-        assert_near(gated_delta.chunk(layer, fast.memory, part, 1), slow.run(part))
+        assert_near(gated_delta.chunk(layer, fast.memory, part, torch.tensor([1])), slow.run(part))
         assert_near(fast.memory.states[1], slow.state)
     assert_near(fast.window(projected[-4:], 4), slow.run(projected[-4:]))
     assert not fast.memory.states[[0, 2]].any()
@@ -198,4 +206,39 @@ def test_chunks_with_strong_decay(normal):
     layer = make_layer(normal, *SHAPES["ratio1"])
     layer.decay.fill_(-40.0)
     projected, memory = inputs_for(layer, normal, 150), make_memory(layer)
-    assert_near(gated_delta.chunk(layer, memory, projected, 0), Slow(layer).run(projected))
+    assert_near(gated_delta.chunk(layer, memory, projected, torch.tensor([0])), Slow(layer).run(projected))
+
+
+def chunked(delta, projected, counts):
+    """Outputs, state and the convolution's inputs after chunks of so many tokens."""
+    memory, row = make_memory(delta, 2), torch.tensor([1])
+    out = [gated_delta.chunk(delta, memory, part, row) for part in projected.split(counts)]
+    return torch.cat(out), memory.states, memory.inputs[:, : len(delta.conv) - 1]
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.parametrize("shape", [*SHAPES.values(), LARGE], ids=str)
+def test_where_a_chunk_ends_changes_no_bit(shape, normal):
+    layer = make_layer(normal, *shape)
+    projected = inputs_for(layer, normal, 128)
+    whole = chunked(layer, projected, [128])
+    for counts in ([64, 64], [40, 88], [1, 2, 125], [127, 1]):
+        for found, wanted in zip(chunked(layer, projected, counts), whole, strict=True):
+            assert torch.equal(found, wanted), counts
+    assert torch.equal(chunked(layer, projected[:40], [40])[0], whole[0][:40])
+    fast = Fast(layer)  # rounds that keep all of their tokens have the same bits
+    windows = torch.cat([fast.window(part, len(part)) for part in projected.split(MAX_WIDTH)])
+    assert torch.equal(windows, whole[0])
+    assert torch.equal(fast.state, whole[1][1])
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.parametrize("shape", [*SHAPES.values(), LARGE], ids=str)
+def test_native_chunks_are_near_the_reference(shape, normal):
+    layer = make_layer(normal, *shape)
+    projected = inputs_for(layer, normal, 200)
+    native = chunked(layer, projected, [128, 72])
+    with references_only():
+        reference = chunked(layer, projected, [128, 72])
+    for found, wanted in zip(native, reference, strict=True):
+        assert_near(found, wanted.double(), 1e-4)

@@ -47,6 +47,17 @@ def test_near_float64_and_rows_do_not_see_each_other(shape, dtype, path, normal,
         assert torch.equal(linear(x.roll(shift, 0), weight).roll(-shift, 0), y)
 
 
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_prompt_has_the_bits_of_a_few_tokens(shape, dtype, normal):
+    """Many rows go through the matrix in another order, but each product is the same sum."""
+    weight, x = Weight(normal(*shape).to(dtype)), normal(131, shape[1])
+    few = torch.cat([linear(part, weight) for part in x.split(5)])
+    for rows in (47, 48, 49, 64, 128, 131):
+        assert torch.equal(weight.multiply(x[:rows]), few[:rows])
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_bad_row_spoils_itself_alone(path, normal, monkeypatch):
     weight, x = weight_of(normal(20, 40), path, monkeypatch), normal(9, 40)
@@ -99,10 +110,11 @@ THREADS = """
 import hashlib, torch
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear
 from headlong.backends.torch.native.library import library
-matrix, x = torch.randn(301, 257), torch.randn(9, 257)
+matrix, x = torch.randn(301, 257), torch.randn(69, 257)
 weights = [Weight(matrix), Weight(matrix.bfloat16())]
 for _ in range(2):
-    found = [*(linear(x, weight) for weight in weights), Int8Weight(library(), len(matrix), [matrix]).multiply(x)]
+    found = [linear(part, weight) for weight in weights for part in (x, x[:9])]
+    found.append(Int8Weight(library(), len(matrix), [matrix]).multiply(x))
     print(hashlib.sha256(torch.cat(found).numpy().tobytes()).hexdigest())
     library().use_threads(3)
 """

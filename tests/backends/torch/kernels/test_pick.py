@@ -21,5 +21,5 @@ def test_embed_loses_nothing(kernels, dtype, normal):
 
 
 def test_last_kept(kernels, normal):
-    x, kept = normal(4, 3, 5), torch.tensor([1, 3, 2, 0])
-    assert torch.equal(last_kept(x, kept), x[torch.arange(4), torch.tensor([0, 2, 1, 0])])
+    x, offsets, kept = normal(9, 5), torch.tensor([0, 1, 5, 9]), torch.tensor([1, 4, 2])
+    assert torch.equal(last_kept(x, offsets, kept), x[[0, 4, 6]])

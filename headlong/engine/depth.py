@@ -1,0 +1,474 @@
+"""How many tokens to draft for every row: what gives most tokens a second, found while rounds run."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import is_, mul, truediv
+from typing import Any
+
+from headlong.engine.roundcost import KindCosts, RoundCosts
+
+HEAD = "mtp"
+# What is known of drafts
+FRESH_ACCEPTANCE = 0.7  # before anything was verified
+SHRINK = 2.0  # drafts that the prior counts as
+ROW_MEMORY, ENGINE_MEMORY = 0.985, 0.998  # counts are multiplied with it at every draft: 67 and 500 are remembered
+PUBLISH = 8  # drafts after which rows see the engine's counts again
+FAST = 0.15  # share of the newest draft in the average that tells when content has turned
+TURNED = 1.2  # variances by which that average must be off: some four standard deviations
+LEAST_VARIANCE = 0.05
+SURPRISED = 4.0  # drafts that the average then counts as
+HOPE = 0.4  # most by which a position never looked at may be better than it seems
+MOST_RATE = 0.99  # that may be hoped for by analogy
+# When depths change
+YOUNG = 32  # rounds after a change of rows in which depths are considered every round
+REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
+DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
+DEAD_ZONE = 0.003  # gains that cannot be told from nothing
+TRIM_GAIN = 0.02  # share of a round that cutting windows must save
+# What is tried though it looks worse
+BUDGET = 0.005  # share of time for it
+CREDIT = 3.0  # most rounds of it saved up, and what a new engine starts with
+DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
+FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
+SERIES = 8  # most probes in a row
+WORTH = 0.01  # share of a round that a size must promise to be tried
+FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WAIT rounds
+
+
+class Acceptance:
+    """How often drafts are kept, by drafter and position, given that those before them were."""
+
+    def __init__(self, engine_wide: "Acceptance | None" = None) -> None:
+        self._engine = engine_wide
+        self._memory = ROW_MEMORY if engine_wide else ENGINE_MEMORY
+        self._counts: dict[str, list[list[float]]] = {}  # by position: [verified, kept]
+        self._fast: dict[str, float] = {}  # of the first position
+        self._known: dict[str, tuple[int, list[float]]] = {}  # rates (engine-wide) or reach (row), and of which version
+        self._records = 0
+
+    def record(self, drafter: str, verified: int, accepted: int) -> None:
+        """Take a window's outcome: its drafts, and how many of them were kept."""
+        counts = self._counts.setdefault(drafter, [])
+        memory = self._memory
+        for position in range(min(verified, accepted + 1)):
+            if position == len(counts):
+                counts.append([0.0, 0.0])
+            count = counts[position]
+            count[0] = count[0] * memory + 1.0
+            count[1] = count[1] * memory + (position < accepted)
+        if accepted == verified:  # nobody looked further, so what is known of it fades
+            for count in counts[verified:]:
+                count[0] *= memory
+                count[1] *= memory
+        self._records += 1
+        if self._engine and verified:
+            self._known.pop(drafter, None)
+            self._engine.record(drafter, verified, accepted)
+            self._notice(drafter, float(accepted > 0))
+
+    def reach(self, drafter: str, depth: int) -> list[float]:
+        """How likely each of so many drafts is kept: running products, never rising."""
+        version = self._engine.version if self._engine else self._records
+        known = self._known.get(drafter)
+        if known is None or known[0] != version or len(known[1]) < depth:
+            known = self._known[drafter] = version, list(accumulate(self._rates(drafter, depth), mul))
+        return known[1][:depth]
+
+    def hopeful(self, drafter: str, depth: int, looked: int) -> list[float]:
+        """What `reach` may be, if positions past `looked` are better than was seen of them."""
+        rates = self._rates(drafter, depth)
+        counts = self._counts.get(drafter, ())
+        for position in range(max(1, looked), depth):
+            seen = counts[position][0] if position < len(counts) else 0.0
+            hoped = min(rates[position - 1], rates[position] + HOPE * (1.0 + seen) ** -0.5)
+            rates[position] = max(rates[position], hoped)
+        return list(accumulate(rates, mul))
+
+    def begin(self, drafter: str, verified: float, kept: float) -> None:
+        """Forget what was before these drafts of the first position."""
+        self._counts[drafter] = [[verified, kept]]
+        self._known.pop(drafter, None)
+
+    @property
+    def version(self) -> int:
+        return self._records if self._records < 8 * PUBLISH else self._records // PUBLISH
+
+    def _shared(self, drafter: str, depth: int) -> list[float]:
+        """The engine's rates, for rows to lean on."""
+        known = self._known.get(drafter)
+        if known is None or known[0] != self.version or len(known[1]) < depth:
+            known = self._known[drafter] = self.version, self._rates(drafter, depth)
+        return known[1]
+
+    def _rates(self, drafter: str, depth: int) -> list[float]:
+        """By position. A row's lean on the engine's, shifted by how the row does at the position before."""
+        counts = self._counts.get(drafter, ())
+        rates: list[float] = []
+        if self._engine is None:
+            rate = FRESH_ACCEPTANCE
+            for verified, kept in counts[:depth]:
+                rate = (kept + SHRINK * rate) / (verified + SHRINK)
+                rates.append(rate)
+            return rates + [rate] * (depth - len(rates))
+        usual = self._engine._shared(drafter, depth)
+        shift = 0.0
+        for position in range(depth):
+            rate = usual[position] + shift
+            rate = 0.0 if rate < 0.0 else rate if rate < MOST_RATE else MOST_RATE
+            if position < len(counts):
+                verified, kept = counts[position]
+                rate = (kept + SHRINK * rate) / (verified + SHRINK)
+            shift = rate - usual[position]
+            rates.append(rate)
+        return rates
+
+    def _notice(self, drafter: str, kept: float) -> None:
+        """Begin anew once the first position does what it did not do before."""
+        verified, held = self._counts[drafter][0]
+        usual = held / verified
+        before = self._fast.get(drafter, usual)
+        fast = self._fast[drafter] = before + FAST * (kept - before)
+        if verified > 2 * SURPRISED and (fast - usual) ** 2 > TURNED * max(usual * (1.0 - usual), LEAST_VARIANCE):
+            self.begin(drafter, SURPRISED, SURPRISED * (fast + kept) / 2)
+
+
+class Probe:
+    """A row's trials of one draft while it has none: when, and how the present series of them goes."""
+
+    def __init__(self) -> None:
+        self.whole = False  # the row's next window is not to be cut
+        self.launched = 0  # in which round; 0: none is under way
+        self.outcome: int | None = None
+        self.wait = FIRST_WAIT
+        self.due = 0
+        self.tried = self.kept = 0
+        self.needed = 0.0  # share of drafts that must be kept for drafting to pay
+        self.believed = 0.0  # share that was thought to be, before the series
+
+    def rest(self, now: int) -> None:
+        """The row drafts, or has just come."""
+        self.wait, self.due, self.tried, self.kept = FIRST_WAIT, now + FIRST_WAIT, 0, 0
+
+    def launch(self, now: int, needed: float, believed: float) -> None:
+        self.launched, self.needed, self.whole, self.outcome = now, needed, True, None
+        if not self.tried:
+            self.believed = believed
+
+    def conclude(self, now: int, longest: float) -> int:
+        """Drafts kept by the one under way, if it has come back. A series ends when it no longer pays."""
+        if self.outcome is None and now - self.launched <= REST:
+            return 0
+        kept = self.outcome or 0
+        self.launched = 0
+        self.tried += self.outcome is not None  # else other drafters' drafts stood in its window
+        self.kept += kept
+        if self.outcome is None or self.kept < self.needed * self.tried or self.tried >= SERIES:
+            self.tried = self.kept = 0
+            self.wait = int(min(2 * self.wait, max(FIRST_WAIT, min(LAST_WAIT, longest))))
+            self.due = now + self.wait
+        return kept
+
+    @property
+    def surprised(self) -> bool:
+        """Whether this series keeps far more than was believed: two standard deviations."""
+        more = self.kept - self.believed * self.tried
+        variance = max(self.believed * (1.0 - self.believed), LEAST_VARIANCE)
+        return self.tried > 1 and more > 0.0 and more**2 > 4.0 * self.tried * variance
+
+
+class RowDepth:
+    """One row's drafting: what was asked, what is allowed now, what was chosen and why."""
+
+    def __init__(self, asked: int | None = None, deepest: int = 0, engine_wide: Acceptance | None = None) -> None:
+        self.asked = asked
+        self.most = deepest if asked is None else asked
+        self.cap = self.most  # most drafts now; the engine lowers it near the end of a text
+        self.acceptance = Acceptance(engine_wide)
+        self.depth: int | None = None  # chosen last; None: not yet
+        self.probe = Probe()
+        self.scene: Scene | None = None  # in which it was chosen
+
+    def reach(self, drafter: str, depth: int) -> list[float]:
+        return self.acceptance.reach(drafter, depth)
+
+    def record(self, drafter: str, verified: int, accepted: int) -> None:
+        """Take what a round kept of this row's window."""
+        self.acceptance.record(drafter, verified, accepted)
+        if self.probe.launched and verified and drafter == HEAD:
+            self.probe.outcome = accepted
+
+    @property
+    def now(self) -> int:
+        """Drafts a round, as chosen last."""
+        wanted = self.depth if self.asked is None else self.asked
+        return min(wanted or 0, self.cap)
+
+    @property
+    def why(self) -> str:
+        """The reason of the last decision, for people."""
+        if self.asked is not None:
+            return f"depth {self.asked} was asked for"
+        if self.scene is None or self.depth is None:
+            return "no round was planned yet"
+        if self.now < self.depth or not self.cap:
+            return f"at most {self.cap} drafts are allowed now"
+        return self.scene.why(self)
+
+
+class Scene:
+    """One plan's numbers. A plan costs table[its drafts] + steps[its deepest row], at the machine's usual speed."""
+
+    def __init__(self, rows: Sequence[RowDepth], costs: RoundCosts, kind: str, deepest: int) -> None:
+        self.auto = [row for row in rows if row.asked is None and row.cap > 0]
+        self.reach = [row.reach(HEAD, min(row.cap, deepest)) for row in self.auto]
+        fixed = [row.reach(HEAD, row.now) for row in rows if row.asked]
+        self.fixed_deepest = max(map(len, fixed), default=0)
+        self.size = len(rows) + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
+        self.tokens = float(len(rows) + sum(map(sum, fixed)))  # tokens they give
+        self.rate = 0.0  # tokens a second of the best plan
+        self._price(costs.of(kind), len(rows), deepest)
+
+    def _price(self, curves: KindCosts, rows: int, deepest: int) -> None:
+        """A step's cost is taken as a line over the rows in it, so that only the number of drafts counts."""
+        self.curves = curves
+        one, every = curves.first.value(1), curves.first.value(rows)
+        self.slope = (every - one) / (rows - 1) if rows > 1 else 0.0
+        most = sum(map(len, self.reach))
+        verify = curves.verify.table(self.size + most)
+        self.table = [verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
+        self.steps = self._steps(curves.further.value(rows), rows, deepest)
+
+    def _steps(self, further: float, rows: int, deepest: int) -> list[float]:
+        """By depth: what all steps to there cost without the slope, and with it for fixed rows."""
+        first = self.curves.first.value(rows) + self.slope * (self.size - 2 * rows)
+        further = max(0.0, further - self.slope * rows)
+        return [self.curves.idle, *(first + further * step for step in range(deepest))]
+
+    # --- the best plan -------------------------------------------------------------------------------------------
+
+    def search(self, reaches: Sequence[Sequence[float]], table: Sequence[float]) -> tuple[float, int, int]:
+        """(rate, deepest, drafts) of the best plan: for each number of steps the likeliest drafts, as many as pay."""
+        shallowest = max(1, self.fixed_deepest)
+        best = (self.tokens / (table[0] + self.steps[self.fixed_deepest]), self.fixed_deepest, 0)
+        likely: list[float] = []
+        for depth in range(1, len(self.steps)):
+            level = [reach[depth - 1] for reach in reaches if len(reach) >= depth]
+            fixed = self.steps[depth]
+            if depth > shallowest and sum(level) <= best[0] * (fixed - self.steps[depth - 1]):
+                break  # its drafts do not even pay for the step, and those of later steps are less likely
+            likely = sorted(likely + level, reverse=True)
+            if depth >= shallowest:
+                rates = list(map(truediv, accumulate(likely, initial=self.tokens), map(fixed.__add__, table)))
+                rate = max(rates)
+                if rate > best[0]:
+                    best = (rate, depth, rates.index(rate))
+        return best
+
+    def depths(self, reaches: Sequence[Sequence[float]], deepest: int, count: int) -> list[int]:
+        """Every auto row's share of a plan."""
+        drafts = [
+            (likely, -position, row)
+            for row, reach in enumerate(reaches)
+            for position, likely in enumerate(reach[:deepest])
+        ]
+        chosen = [0] * len(reaches)
+        for _, _, row in sorted(drafts, reverse=True)[:count]:
+            chosen[row] += 1
+        return chosen
+
+    def hope(self) -> tuple[float, list[int]]:
+        """The best plan if unknown sizes are cheap and unknown positions good: its rate then, and its depths."""
+        least = self.curves.verify.optimistic(self.size + len(self.table) - 1)
+        table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
+        reaches = [
+            row.acceptance.hopeful(HEAD, len(reach), row.now) for row, reach in zip(self.auto, self.reach, strict=True)
+        ]
+        rate, deepest, count = self.search(reaches, table)
+        return rate, self.depths(reaches, deepest, count)
+
+    # --- any plan ------------------------------------------------------------------------------------------------
+
+    def cost(self, depths: Sequence[int]) -> float:
+        return self.table[sum(depths)] + self.steps[max(self.fixed_deepest, *depths)]
+
+    def gives(self, depths: Sequence[int]) -> float:
+        return self.tokens + sum(sum(reach[:depth]) for reach, depth in zip(self.reach, depths, strict=True))
+
+    def more(self, depths: Sequence[int], rows: int) -> float:
+        """Seconds that one draft of so many more rows adds."""
+        drafts = sum(depths)
+        step = 0.0 if drafts or self.fixed_deepest else self.steps[1] - self.steps[0]
+        return self.table[min(drafts + rows, len(self.table) - 1)] - self.table[drafts] + step
+
+    def why(self, row: RowDepth) -> str:
+        """Why this row has the depth it has."""
+        reach = self.reach[self.auto.index(row)]
+        depth = row.depth or 0
+        if depth >= len(reach):
+            return f"{depth} drafts a round pay, the most there can be"
+        drafts = min(sum(other.depth or 0 for other in self.auto), len(self.table) - 2)
+        deepest = max(self.fixed_deepest, *(other.depth or 0 for other in self.auto))
+        step = self.steps[depth + 1] - self.steps[depth] if depth >= deepest else 0.0
+        needed = self.rate * (self.table[drafts + 1] - self.table[drafts] + step)
+        which = f"{depth} drafts a round pay; one more" if depth else "a draft"
+        return f"{which} is kept {100 * reach[depth]:.0f} % of the time and pays from {100 * needed:.0f} %"
+
+
+class DepthController:
+    """Chooses all rows' depths together. Each round: trim, plan, the round itself, then costs.record and row.record."""
+
+    def __init__(self, costs: RoundCosts, deepest: int) -> None:
+        self.costs = costs
+        self.deepest = deepest
+        self.acceptance = Acceptance()
+        self._rows: list[RowDepth] = []
+        self._scene: Scene | None = None
+        self._clock = self._planned = self._wake = self._young = 0  # rounds
+        self._drag = 0.0  # rounds lost by standing still
+        self._credit = CREDIT  # rounds that may be lost by trying
+        self._wait, self._look = FIRST_WAIT, 0
+        self._looked = False  # a size was tried last, not a draft
+
+    def row(self, asked: int | None = None) -> RowDepth:
+        return RowDepth(asked, self.deepest, self.acceptance)
+
+    def plan(self, rows: Sequence[RowDepth], kind: str) -> list[int]:
+        """Drafts that the head is to leave for each row's next round."""
+        self._clock += 1
+        same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
+        if (same and self._clock < self._wake) or not any(row.asked is None and row.cap > 0 for row in rows):
+            return [row.now for row in rows]
+        scene = self._scene = Scene(rows, self.costs, kind, self.deepest)
+        depths = self._settle(scene, same)
+        tried = self._try(scene, depths)
+        self._rows, self._planned = list(rows), self._clock
+        self._wake = self._clock + (1 if self._clock < self._young else REST + len(rows) // REST)
+        if tried is None:
+            return [row.now for row in rows]
+        self._wake = self._clock + 2  # a trial is drafted now, verified next, known then
+        trial = {id(row): depth for row, depth in zip(scene.auto, tried, strict=True)}
+        return [trial.get(id(row), row.now) for row in rows]
+
+    def _settle(self, scene: Scene, same: bool) -> list[int]:
+        """The standing depths, until what they lose against the best has added up."""
+        scene.rate, deepest, count = scene.search(scene.reach, scene.table)
+        for row in scene.auto:
+            row.scene = scene
+        if same and all(row.depth is not None for row in scene.auto):
+            standing = [row.now for row in scene.auto]
+            gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0
+            self._drag = max(0.0, self._drag + (gain - DEAD_ZONE) * (self._clock - self._planned))
+            if self._drag < DRAG:
+                return standing
+        else:
+            self._young = self._clock + YOUNG
+        self._drag, self._wait = 0.0, FIRST_WAIT
+        self._look = min(self._look, self._clock + FIRST_WAIT)
+        depths = scene.depths(scene.reach, deepest, count)
+        for row, depth in zip(scene.auto, depths, strict=True):
+            if depth or row.depth is None:
+                row.probe.rest(self._clock)
+            elif row.depth:
+                row.probe.due = self._clock + row.probe.wait
+            row.depth = depth
+        return depths
+
+    # --- trying --------------------------------------------------------------------------------------------------
+
+    def _try(self, scene: Scene, depths: list[int]) -> list[int] | None:
+        """Depths for one round that tell more than the chosen ones; None: nothing is to be tried."""
+        self._credit = min(CREDIT, self._credit + BUDGET * (self._clock - self._planned))
+        cost, parked = scene.cost(depths), depths.count(0)
+        turned = self._conclude(scene, cost, parked * scene.more(depths, 1) / cost / BUDGET)
+        if any(row.probe.launched for row in scene.auto):
+            return None
+        idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
+        due = [row for row in idle if turned or row.probe.due <= self._clock]
+        if self._look <= self._clock and not (due and self._looked):
+            return self._look_around(scene, depths, cost)
+        # Rows that draft together share the steps: what one has found is tried by all, and gone on with together.
+        due.sort(key=lambda row: (not row.probe.tried, row.probe.due))
+        alive = len(due) if turned else sum(row.probe.tried > 0 for row in due)
+        for count in (alive, 1) if due else ():
+            price = scene.more(depths, count) / cost
+            if count and self._credit >= (price - DEBT if alive else price):
+                self._credit -= price
+                self._looked = False
+                needed = scene.rate * scene.more(depths, parked) / parked
+                for row in due[:count]:
+                    row.probe.launch(self._clock, needed, row.reach(HEAD, 1)[0])
+                return [1 if row.probe.launched else depth for row, depth in zip(scene.auto, depths, strict=True)]
+        return None
+
+    def _conclude(self, scene: Scene, cost: float, longest: float) -> bool:
+        """Take the outcome of probes; whether one tells that content has turned for the better."""
+        turned = False
+        for row in scene.auto:
+            row.probe.whole = False
+            if row.probe.launched:
+                self._credit += row.probe.conclude(self._clock, longest) / (scene.rate * cost)
+                if row.probe.surprised:
+                    row.acceptance.begin(HEAD, row.probe.tried, row.probe.kept)
+                    turned = True
+        return turned
+
+    def _look_around(self, scene: Scene, depths: list[int], cost: float) -> list[int] | None:
+        """Depths whose cost or outcome is little known, and which would be best if it were good."""
+        rate, other = scene.hope()
+        price = (scene.cost(other) - scene.gives(other) / scene.rate) / cost
+        if other == depths or rate < scene.rate * (1.0 + WORTH) or price >= CREDIT:
+            if self._wait == LAST_WAIT:
+                scene.curves.fade(range(scene.size, scene.size + len(scene.table)), FADE)
+            self._wait = min(2 * self._wait, LAST_WAIT)
+            self._look = self._clock + self._wait
+            return None
+        if price > self._credit:
+            self._look = self._clock + int((price - self._credit) / BUDGET)
+            return None
+        self._credit -= max(price, 0.0)
+        self._look, self._looked = self._clock + 2, True
+        for row in scene.auto:
+            row.probe.whole = True
+        return other
+
+    # --- windows -------------------------------------------------------------------------------------------------
+
+    def trim(self, rows: Sequence[RowDepth], kind: str, offers: Sequence[Sequence[float]]) -> list[int]:
+        """How many of the drafts that stand ready to verify: they are made already, so only verifying counts."""
+        counts = list(map(len, offers))
+        free = [
+            (likely, -position, index)
+            for index, (row, offer) in enumerate(zip(rows, offers, strict=True))
+            if row.asked is None and not row.probe.whole
+            for position, likely in enumerate(offer)
+        ]
+        curve = self.costs.of(kind).verify
+        if not free or not curve.known:
+            return counts
+        free.sort(reverse=True)
+        total = len(rows) + sum(counts)
+        table = curve.table(total)[total - len(free) : total + 1]
+        gains = list(accumulate([likely for likely, _, _ in free], initial=0.0))
+        if self._scene and self._scene.curves.verify is curve and len(rows) == len(self._rows):
+            rate = self._scene.rate
+        else:
+            tokens = len(rows) + sum(map(sum, offers)) - gains[-1]
+            rate = max([(tokens + gain) / cost for gain, cost in zip(gains, table, strict=True)])
+        values = [gain - rate * cost for gain, cost in zip(gains, table, strict=True)]
+        best = max(values)
+        if best - values[-1] > TRIM_GAIN * rate * table[0]:
+            for _, _, index in free[values.index(best) :]:
+                counts[index] -= 1
+        return counts
+
+    def explain(self, kind: str = "plain") -> dict[str, Any]:
+        """What is known and chosen now, for people: costs in plain steps of one row."""
+        plain = self.costs.verify(kind, 1)
+        return {
+            "plain_step_s": plain,
+            "verify": {size: self.costs.verify(kind, size) / plain for size in self.costs.of(kind).verify.sizes},
+            "draft_step": self.costs.draft(kind, [1]) / plain,
+            "tokens_a_step": self._scene.rate * self.costs.of(kind).verify.value(1) if self._scene else None,
+            "depths": [row.now for row in self._rows],
+            "why": [row.why for row in self._rows],
+        }

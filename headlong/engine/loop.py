@@ -1,0 +1,314 @@
+"""One step after another: admit, run a piece of a prompt, plan and run a round, write what it gave."""
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from headlong.engine.answer import Answer
+from headlong.engine.backend import Backend
+from headlong.engine.depth import DepthController
+from headlong.engine.prefix import Match
+from headlong.engine.request import Chunk, Emitted, Kept, RoundResult, RowPlan, Start
+from headlong.engine.scheduler import Job, Scheduler
+from headlong.engine.turns import Turns, keep_prefix
+from headlong.engine.windows import Window, Windows
+from headlong.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One request's part in a round."""
+
+    job: Job
+    answer: Answer
+    window: Window
+    plan: RowPlan
+
+
+class Loop:
+    """Steps a backend for the answers it is given. Of one thread at a time.
+
+    Whatever a call to the backend, a grammar or a decoder raises fails the requests that the call was for; the loop
+    goes on with the others.
+    """
+
+    def __init__(self, backend: Backend, settings: Settings, controller: DepthController) -> None:
+        self.backend = backend
+        self.limits = backend.limits
+        self.settings = settings
+        self.controller = controller
+        self.scheduler = Scheduler(self.limits, settings.prefix_bytes)
+        self.windows = Windows(self.limits, controller)
+        self.turns = Turns(backend, self.scheduler)
+        self.answers: dict[int, Answer] = {}  # by the index of their job, until they end
+        self._unwritten: list[Answer] = []  # with tokens of the last round
+        self._emitted: list[Emitted] = []  # that nobody was told of yet
+        self._broken: list[Answer] = []  # whose grammar failed in a round that others share
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do for somebody."""
+        return bool(self.answers or self._unwritten or self._emitted)
+
+    def add(self, answer: Answer) -> None:
+        self.answers[answer.job.index] = answer
+        self.scheduler.add(answer.job)
+
+    def end(self, answer: Answer, reason: str, error: str = "") -> None:
+        """End an answer where it is; what waits to be written is part of it."""
+        if answer.finish_reason is None:
+            self._leave(answer)
+            self._emitted += self._attempt([], answer.write) or []
+            self._emitted += answer.end(reason, error)
+
+    def step(self) -> None:
+        """Run the next piece of a prompt and a round of every row whose prompt is in."""
+        try:
+            self.turns.drop()
+            self._expire()
+            self._admit()
+            self._begin()
+            self._run_chunks()
+            self._run_round()
+        except BaseException as error:
+            ours = isinstance(error, Exception)  # or else somebody wants to stop
+            for job in list(self.scheduler.running):  # the backend's rows are in an unknown state
+                self.end(self.answers[job.index], *(("fault", _told(error)) if ours else ("cancelled",)))
+            if not ours:
+                raise
+            logging.getLogger("headlong").exception("a fault, in a step")
+
+    def rest(self) -> None:
+        """Use a moment in which nobody waits."""
+        if not self._attempt([], self.turns.step):
+            self._attempt([], self.turns.drop)
+
+    def emitted(self) -> list[Emitted]:
+        """What nobody was told of yet."""
+        emitted, self._emitted = self._emitted, []
+        return emitted
+
+    def close(self) -> None:
+        """Let go of the model. Nothing runs, and nothing will."""
+        self.turns.close()
+        del self.backend
+
+    # --- coming and going ----------------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        now = monotonic()
+        for answer in [answer for answer in self.answers.values() if answer.expires <= now]:
+            self.end(answer, "deadline")
+
+    def _admit(self) -> None:
+        while (job := self.scheduler.admit()) is not None:
+            answer = self.answers[job.index]
+            answer.counts.queue_s += monotonic() - answer.waits_since
+
+    def _begin(self) -> None:
+        for job in [job for job in self.scheduler.running if job.aside is not None]:
+            self._bring_back(job)
+        for job, match in self.scheduler.begin():
+            self._attempt([self.answers[job.index]], self._start, self.answers[job.index], match)
+
+    def _start(self, answer: Answer, match: Match) -> None:
+        job, request = answer.job, answer.request
+        if job.seed is None:
+            job.seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
+        answer.counts.cached_tokens = match.length
+        start = Start(
+            job.placed,
+            job.prompt,
+            request.sampling,
+            job.seed,
+            quiet=tuple(sorted(answer.eos)) if request.min_tokens else (),
+            min_tokens=request.min_tokens,
+            logprobs=request.logprobs,
+            masked=job.drafting.guide is not None,
+            follows=job.drafting.uses_head,
+            **_cached(match),
+        )
+        self.backend.start(start)
+
+    def _bring_back(self, job: Job) -> None:
+        saved, pages = job.aside, self.scheduler.bring_back(job)
+        if saved is not None and pages is not None:
+            self._attempt([self.answers[job.index]], self.backend.bring_back, job.placed, saved, pages)
+            job.aside = None
+
+    def _planned(self, job: Job, plan: Callable[[], T | None]) -> T | None:
+        """A plan that needs pages, making room until there are enough; None if the job itself had to make room."""
+        while (planned := plan()) is None:
+            victim = self.scheduler.victim(job)
+            self._make_room(victim)
+            if victim is job:
+                return None
+        return planned
+
+    def _make_room(self, job: Job) -> None:
+        """Take a row's pages; it goes on later, with the same text."""
+        saved, answer = job.aside, self.answers[job.index]
+        if job.prefilling:
+            self.backend.release(job.placed)
+        elif saved is None:
+            saved = self._attempt([answer], self.backend.set_aside, job.placed)
+            if saved is None:
+                return
+        answer.waits_since = monotonic()
+        self.scheduler.make_wait(job, saved)
+
+    def _leave(self, answer: Answer) -> None:
+        self.answers.pop(answer.job.index, None)
+        self.scheduler.remove(answer.job)
+        row, answer.job.row = answer.job.row, None  # first, or a row whose release is interrupted would go twice
+        if row is not None:
+            self.backend.release(row)
+
+    def _attempt(self, answers: Sequence[Answer], call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
+        """The door for faults: what a call raises fails the answers it was for, and nothing else."""
+        try:
+            return call(*args, **options)
+        except Exception as error:
+            logging.getLogger("headlong").exception("a fault, in requests %s", [each.job.index for each in answers])
+            for answer in answers:
+                self.end(answer, "fault", _told(error))
+            return None
+
+    # --- prompts -------------------------------------------------------------------------------------------------
+
+    def _run_chunks(self) -> None:
+        """While rows decode, prompts may hold them up for no more than the budget."""
+        budget = max(self.settings.budget, self.limits.chunk)
+        while budget >= self.limits.chunk and (job := self.scheduler.next_prompt()) is not None:
+            drafts = self.windows.first(job, _kind([job]))
+            chunk = self._planned(job, partial(self.scheduler.plan_chunk, job, drafts))
+            if chunk is not None:
+                budget -= self.limits.chunk
+                answer = self.answers[job.index]
+                self._attempt([answer], self._run_chunk, answer, chunk)
+
+    def _run_chunk(self, answer: Answer, chunk: Chunk) -> None:
+        started = perf_counter()
+        self.backend.prefill(chunk)
+        self.scheduler.record_chunk(answer.job, chunk)
+        keep_prefix(answer.job, self.backend, self.scheduler)
+        answer.counts.prefill_s += perf_counter() - started
+
+    # --- rounds --------------------------------------------------------------------------------------------------
+
+    def _run_round(self) -> None:
+        started = perf_counter()
+        parts = self._plan_round()
+        if not parts:
+            self._write()
+            return
+        answers = [part.answer for part in parts]
+        handle = self._attempt(answers, self.backend.round, [part.plan for part in parts])
+        self._write()  # of the round before, while this one runs
+        result = None if handle is None else self._attempt(answers, handle.result)
+        if result is not None:
+            self._record(parts, result)
+            if not self.limits.overlaps:
+                self._write()
+            _count_seconds(parts, result, started)
+
+    def _plan_round(self) -> list[Part]:
+        """The most senior rows first: those who make room for them are not planned yet."""
+        answers = [self.answers[job.index] for job in self.scheduler.ready()]
+        offers = [(answer, self._attempt([answer], self.windows.offer, answer.job)) for answer in answers]
+        offered = [(answer.job, offer) for answer, offer in offers if offer is not None]
+        parts = []
+        for job, window in self.windows.plan(offered, _kind([job for job, _ in offered])):
+            if job.row is None:
+                continue
+            plan = self._planned(job, partial(self.scheduler.plan_row, job, window))
+            if plan is not None:
+                answer = self.answers[job.index]
+                parts.append(Part(job, answer, window, self._with_safe_masks(answer, plan)))
+        return parts
+
+    def _with_safe_masks(self, answer: Answer, plan: RowPlan) -> RowPlan:
+        """A grammar that breaks must not break the round: its row goes on unconstrained and fails afterwards."""
+        masks = plan.masks
+        if masks is None:
+            return plan
+
+        def computed() -> "NDArray[np.int32]":
+            found = self._attempt([], masks)
+            if found is None:
+                self._broken.append(answer)
+                import numpy as np
+
+                found = np.full((plan.verify + 1, -(-self.limits.vocab // 32)), -1, np.int32)
+            return found
+
+        return replace(plan, masks=computed)
+
+    def _record(self, parts: Sequence[Part], result: RoundResult) -> None:
+        drafts = [part.window.draft for part in parts]
+        steps = [sum(draft > depth for draft in drafts) for depth in range(max(drafts))]
+        tokens = sum(1 + part.window.verify for part in parts)
+        kind = _kind([part.job for part in parts])
+        if not result.cold:
+            self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s)
+        for answer in self._broken:
+            self.end(answer, "fault", "the constraint could not be followed")
+        self._broken.clear()
+        by_row = {kept.row: kept for kept in result.kept}
+        for part in parts:
+            if part.job.index in self.answers:
+                self._attempt([part.answer], self._keep, part, by_row[part.plan.row], result)
+
+    def _keep(self, part: Part, kept: Kept, result: RoundResult) -> None:
+        answer, drafting = part.answer, part.job.drafting
+        part.job.length += len(kept.tokens)
+        counted = answer.keep(kept, part.window, result)
+        drafting.take(kept, part.window, counted)
+        if drafting.guide and drafting.guide.complete:
+            answer.end_here()
+        self._unwritten.append(answer)
+        if answer.complete:
+            self._leave(answer)
+
+    def _write(self) -> None:
+        """The text of the last round's tokens; a stop string in it ends its request."""
+        unwritten, self._unwritten = self._unwritten, []
+        for answer in unwritten:
+            self._emitted += self._attempt([answer], answer.write) or []
+            if answer.finish_reason is not None:
+                self._leave(answer)
+                self.turns.offer(answer.job.prompt + answer.tokens)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _cached(match: Match) -> dict[str, Any]:
+    return {"length": match.length, "pages": match.pages, "saved": match.saved}
+
+
+def _kind(jobs: Sequence[Job]) -> str:
+    """Rounds with a sampled row cost more than greedy ones."""
+    return "sampled" if any(job.sampled for job in jobs) else "plain"
+
+
+def _count_seconds(parts: Sequence[Part], result: RoundResult, started: float) -> None:
+    now = perf_counter()
+    for part in parts:
+        counts = part.answer.counts
+        counts.host_s += now - started - result.verify_s - result.draft_s
+        if not counts.decode_since:
+            counts.decode_since = started
+        counts.decode_s = now - counts.decode_since

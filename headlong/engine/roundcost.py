@@ -1,0 +1,323 @@
+"""What rounds cost in seconds: learnt while they run, by tokens verified and by rows that draft."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+VERSION = 1
+KINDS = ("plain", "sampled")
+TILE = 16  # kernels cost a step more past a whole number of tiles, so knots stand on both sides of its edge
+FIRST = 8  # rounds after which a size may tell the machine's speed
+STRETCH = 3.0  # what those count as
+MOST_WEIGHT = 32.0  # rounds that a knot remembers
+FORGOTTEN = 0.5  # rounds; a knot that has faded below is dropped
+GAIN = 0.05  # share of its error by which a well-known knot moves
+CLIP_UP, CLIP_DOWN = 0.1, 0.3  # most of a log error that counts: rounds are slow by accident, never fast
+SPEED_ROUNDS = 5  # the median of so many follows a slowdown at the third round and ignores two spikes
+STEADY_ROUNDS = 15  # the median of so many is taken while it differs
+STEADY = 0.05  # by less than this log
+FALL = 1.1  # most that a size may seem to cost over a larger one
+REDRAW = 0.01  # log change after which a table is drawn again
+SLOPE = 0.03  # one more token, in rounds of no tokens, before anything is known: little, so that drafting is tried
+STEP = 0.1  # a draft step of one row, in rounds of one token, before anything is known
+STEP_SLOPE = 0.05  # one more row in it
+NOISE = 0.08  # the same for one round's noise
+DOUBT = 0.3  # most by which a size seen once, or never, may be cheaper than it seems
+
+
+def knots_to(most: int) -> list[int]:
+    """Sizes whose seconds are kept: dense where windows are small, then at both sides of every tile's edge."""
+    places = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+    while places[-1] < most:
+        edge = places[-1]
+        inside = (4, 8, 12) if edge == TILE else (8,)
+        places += [edge + 1, *(edge + further for further in inside), edge + TILE]
+    return places
+
+
+def median(values: Sequence[float]) -> float:
+    """The lower one."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+class Knot:
+    """Seconds of one size. Its first rounds are kept, so that a spike among them can be told."""
+
+    def __init__(self, seconds: float, weight: float = 0.0) -> None:
+        self.seconds = seconds
+        self.weight = weight  # in rounds; those of the first stretch count little: the machine may have been slow then
+        self._first: list[float] = []
+
+    @property
+    def settled(self) -> bool:
+        return len(self._first) >= FIRST or self.weight > STRETCH
+
+    def observe(self, seconds: float) -> float:
+        """Take one round; how far the log of the seconds moved."""
+        before = self.seconds
+        if self.settled:
+            error = max(-CLIP_DOWN, min(CLIP_UP, math.log(seconds / before)))
+            self.seconds *= math.exp(error * max(GAIN, 1.0 / (self.weight + 1.0)))
+            self.weight = min(MOST_WEIGHT, self.weight + 1.0)
+        else:
+            self._first.append(seconds)
+            self.seconds = self._settle(before)
+            self.touch()
+        return abs(math.log(self.seconds / before))
+
+    def touch(self) -> None:
+        """A size that is visited is not forgotten."""
+        self.weight = max(self.weight, min(STRETCH, self.weight + 1.0))
+
+    def _settle(self, expected: float) -> float:
+        """The lower third; a single round that is slower than expected is believed by half, and by twice at most."""
+        if len(self._first) > 1:
+            return sorted(self._first)[(len(self._first) - 1) // 3]
+        return min(self._first[0], math.sqrt(expected * min(self._first[0], 2.0 * expected)))
+
+
+class Curve:
+    """Seconds by size: linear between known knots, never falling, shaped like the prior where nothing is known."""
+
+    def __init__(self, prior: Callable[[int], float]) -> None:
+        self._prior = prior
+        self._knots: dict[int, Knot] = {}
+        self._places: list[int] = []  # by size: the nearest place for a knot
+        self._table: list[float] = []
+        self._moved = 0.0  # since the table was drawn
+
+    @property
+    def known(self) -> bool:
+        return bool(self._knots)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Those that were seen."""
+        return sorted(self._knots)
+
+    def knot(self, size: int) -> Knot | None:
+        return self._knots.get(self.place(size))
+
+    def value(self, size: int) -> float:
+        return self.table(size)[size]
+
+    def table(self, most: int) -> list[float]:
+        """Seconds of every size to at least `most`; that of 0 is a filler."""
+        if most >= len(self._table) or self._moved > REDRAW or not self._knots:
+            self._table = self._draw(max(most, len(self._table) - 1))
+            self._moved = 0.0
+        return self._table
+
+    def begin(self, size: int, seconds: float) -> None:
+        """Take a first round whole, where the prior is not in seconds yet."""
+        place = self.place(size)
+        self._knots = {place: Knot(seconds * self._prior(place) / self._prior(size))}
+        self._moved = math.inf
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Take one round's seconds, freed of the machine's speed."""
+        place = self.place(size)
+        expected = self.value(place)
+        if place not in self._knots:
+            self._knots[place] = Knot(expected)
+            self._moved = math.inf
+        self._moved += self._knots[place].observe(seconds * expected / self.value(size))
+
+    def fade(self, sizes: range, factor: float) -> None:
+        """Trust less what could have been visited; forget it when it was not for long."""
+        for place in [place for place in self._knots if place in sizes]:
+            self._knots[place].weight *= factor
+            if self._knots[place].weight < FORGOTTEN and len(self._knots) > 1:
+                del self._knots[place]
+                self._moved = math.inf
+
+    def optimistic(self, most: int) -> list[float]:
+        """The least that every size may cost: no less than a smaller one that is known, nor far below its estimate."""
+        table = self.table(most)
+        self.place(most)
+        least: list[float] = []
+        floor = 0.0
+        for size, seconds in enumerate(table[: most + 1]):
+            knot = self._knots.get(self._places[size])
+            if knot is None:
+                least.append(max(floor, seconds * (1.0 - DOUBT)))
+                continue
+            least.append(seconds * (1.0 - DOUBT * max(1.0, knot.weight) ** -2 - NOISE * max(1.0, knot.weight) ** -0.5))
+            if size == self._places[size]:
+                floor = max(floor, least[-1])
+        return least
+
+    def to_json(self) -> dict[str, list[float]]:
+        return {str(place): [knot.seconds, knot.weight] for place, knot in sorted(self._knots.items())}
+
+    def load(self, data: Mapping[str, Sequence[float]]) -> None:
+        self._knots = {int(place): Knot(float(seconds), float(weight)) for place, (seconds, weight) in data.items()}
+        self._moved = math.inf
+
+    def place(self, size: int) -> int:
+        if size >= len(self._places):
+            places = knots_to(2 * size)
+            self._places = [min(places, key=lambda place: abs(place - other)) for other in range(places[-1])]
+        return self._places[size]
+
+    def _draw(self, most: int) -> list[float]:
+        prior = self._prior
+        places = sorted(self._knots)
+        if not places:
+            return [prior(size) for size in range(most + 1)]
+        levels = _never_falling([self._knots[place] for place in places])
+        first, last = places[0], places[-1]
+        table = [levels[0] * prior(size) / prior(first) for size in range(first)]
+        for (left, right), (low, high) in zip(pairwise(places), pairwise(levels), strict=True):
+            table += [low + (high - low) * step / (right - left) for step in range(right - left)]
+        # Past the last knot: the slope of its octave, and the prior's as if that had been seen over one token.
+        near = min(range(len(places)), key=lambda index: abs(places[index] - last / 2))
+        span, rise = last - places[near], levels[-1] - levels[near]
+        for size in range(last, most + 1):
+            beyond = levels[-1] * (prior(size) / prior(last) - 1.0)
+            table.append(levels[-1] + (rise * (size - last) + beyond) / (span + 1))
+        return table
+
+
+def _never_falling(knots: Sequence[Knot]) -> list[float]:
+    """Neighbours that fall are pooled, each counting as much as its weight; one far above a larger size was a spike."""
+    pools: list[tuple[float, float, int]] = []
+    ceilings = list(accumulate(reversed([FALL * knot.seconds for knot in knots]), min))
+    for knot, ceiling in zip(knots, reversed(ceilings), strict=True):
+        level, mass, count = min(knot.seconds, ceiling), max(knot.weight, 0.1), 1
+        while pools and pools[-1][0] > level:
+            other, other_mass, other_count = pools.pop()
+            level = (level * mass + other * other_mass) / (mass + other_mass)
+            mass, count = mass + other_mass, count + other_count
+        pools.append((level, mass, count))
+    return [level for level, _, count in pools for _ in range(count)]
+
+
+class KindCosts:
+    """The curves of one kind of batch, in seconds of the machine's usual speed. Those of `base` are their prior."""
+
+    def __init__(self, base: "KindCosts | None" = None) -> None:
+        self._base = base
+        self.verify = Curve(self._verify_prior)
+        self.first = Curve(self._first_prior)  # a first step may cost more: it takes the round's true pairs too
+        self.further = Curve(lambda rows: self.first.value(rows))
+        self.idle = 0.0  # the drafting half of a round in which nobody drafts
+
+    def _verify_prior(self, size: int) -> float:
+        if self._base and self._base.verify.known:
+            return self._base.verify.value(size)
+        return 1.0 + SLOPE * size
+
+    def _first_prior(self, rows: int) -> float:
+        if self._base and self._base.first.known:
+            return self._base.first.value(rows)
+        return STEP * self.verify.value(1) * (1.0 + STEP_SLOPE * (rows - 1))
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        return {"verify": self.verify, "first": self.first, "further": self.further}
+
+    def draft(self, steps: Sequence[int]) -> float:
+        if not steps:
+            return self.idle
+        further = self.further.table(steps[0])
+        return self.first.value(steps[0]) + sum([further[rows] for rows in steps[1:]])
+
+    def fade(self, sizes: range, factor: float) -> None:
+        """Trust these windows' costs less, and all draft steps'."""
+        self.verify.fade(sizes, factor)
+        self.first.fade(range(1, sizes.stop), factor)
+        self.further.fade(range(1, sizes.stop), factor)
+
+    def record_verify(self, tokens: int, seconds: float) -> None:
+        if not self.verify.known and not (self._base and self._base.verify.known):
+            self.verify.begin(tokens, seconds)
+        self.verify.observe(tokens, seconds)
+
+    def record_draft(self, steps: Sequence[int], seconds: float) -> None:
+        """The error of the whole goes to all its steps alike."""
+        if not steps:
+            self.idle += 0.1 * (min(seconds, 2.0 * self.idle + 1e-5) - self.idle)
+            return
+        if not self.first.known:
+            self.first.begin(steps[0], seconds / len(steps))
+        share = seconds / self.draft(steps)
+        rows = steps[0]
+        further = [(rows, share * self.further.value(rows)) for rows in dict.fromkeys(steps[1:])]
+        self.first.observe(rows, share * self.first.value(rows))
+        for rows, part in further:
+            self.further.observe(rows, part)
+
+
+class RoundCosts:
+    """Seconds of rounds on two time scales: the machine's speed of the moment, and the slow shape by size.
+
+    A round of a well-known size tells the speed; one of a fresh size is set against the speed of those before it.
+    """
+
+    def __init__(self) -> None:
+        plain = KindCosts()
+        self._kinds = {"plain": plain, "sampled": KindCosts(plain)}
+        # Of rounds of well-known sizes: which, and the log of their seconds over the shape's.
+        self._errors: deque[tuple[tuple[str, int], float]] = deque(maxlen=STEADY_ROUNDS)
+        self._speed = 1.0  # seconds now over those of the shape
+
+    def of(self, kind: str) -> KindCosts:
+        """What is known of a kind; of the other one, before this is met."""
+        costs = self._kinds[kind]
+        if costs.verify.known:
+            return costs
+        return next((other for other in self._kinds.values() if other.verify.known), costs)
+
+    def verify(self, kind: str, tokens: int) -> float:
+        return self._speed * self.of(kind).verify.value(tokens)
+
+    def draft(self, kind: str, steps: Sequence[int]) -> float:
+        return self._speed * self.of(kind).draft(steps)
+
+    def record(self, kind: str, tokens: int, verify_s: float, steps: Sequence[int], draft_s: float) -> None:
+        """`steps`: rows drafting at the first step, at the second, and so on; empty when nobody drafts."""
+        if verify_s <= 0.0 or tokens < 1:
+            return
+        costs = self._kinds[kind]
+        knot = costs.verify.knot(tokens)
+        if knot is None or not knot.settled:
+            costs.record_verify(tokens, verify_s / self._speed)
+        else:
+            place = (kind, costs.verify.place(tokens))
+            error = math.log(verify_s / costs.verify.value(tokens))
+            # Rounds of a size say nothing of that size's shape unless others stand beside them.
+            others = [other for where, other in list(self._errors)[-SPEED_ROUNDS:] if where != place]
+            if 2 * len(others) > SPEED_ROUNDS:
+                costs.record_verify(tokens, verify_s / math.exp(median(others)))
+            knot.touch()
+            self._errors.append((place, error))
+            self._speed = self._measured()
+        if draft_s > 0.0 or not steps:
+            costs.record_draft(steps, draft_s / self._speed)
+
+    def _measured(self) -> float:
+        """The speed of the last rounds; of more of them, while it is steady."""
+        errors = [error for _, error in self._errors]
+        now, steady = median(errors[-SPEED_ROUNDS:]), median(errors)
+        return math.exp(steady if abs(steady - now) < STEADY else now)
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds at the machine's usual speed, with the rounds behind each."""
+        kinds: dict[str, Any] = {}
+        for kind, costs in self._kinds.items():
+            kinds[kind] = {name: curve.to_json() for name, curve in costs.curves.items()} | {"idle": costs.idle}
+        return {"version": VERSION, "kinds": kinds}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "RoundCosts":
+        """Costs as they were written; fresh ones if another version wrote them."""
+        costs = cls()
+        if data.get("version") == VERSION:
+            for kind, curves in data["kinds"].items():
+                for name, curve in costs._kinds[kind].curves.items():
+                    curve.load(curves[name])
+                costs._kinds[kind].idle = float(curves["idle"])
+        return costs

@@ -1,0 +1,150 @@
+"""What stands in every row's next window, and how many drafts the head is to leave for the one after."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headlong.engine.depth import DepthController, RowDepth
+from headlong.engine.proposals import Proposer
+from headlong.engine.request import Kept, Limits
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headlong.engine.constraint import Guide
+    from headlong.engine.scheduler import Job
+
+HEAD = "mtp"
+GRAMMAR = "grammar"
+LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
+
+
+@dataclass(frozen=True)
+class Window:
+    """One row's drafts for a round."""
+
+    drafter: str  # whose drafts they are
+    source: str  # of what kind they are, as far as it tells how often such drafts are right
+    verify: int
+    draft: int  # drafts to leave for the next round
+    given: tuple[int, ...] | None = None  # the drafts; None: those that the backend has
+    masks: "Callable[[], NDArray[np.int32]] | None" = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Drafts that stand ready for a row."""
+
+    drafter: str
+    source: str
+    count: int
+    given: tuple[int, ...] | None = None
+    goes_on: bool = False  # the same drafter has more, so the head may rest
+
+
+NOTHING = Offer("none", "none", 0)
+
+
+@dataclass
+class Drafting:
+    """Who may draft for one request, and what is known of how well they do."""
+
+    depth: RowDepth
+    uses_head: bool = False
+    proposers: Sequence[Proposer] = ()
+    guide: "Guide | None" = None
+    left: int = 0  # drafts that the head has left for the next window
+    known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
+
+    def offer(self, most: int) -> Offer:
+        """The drafts that are expected to give most tokens."""
+        offers = [offer for offer in self._offers(most) if offer.count]
+        return max(offers, key=self._expected, default=NOTHING)
+
+    def _offers(self, most: int) -> list[Offer]:
+        if most <= 0:
+            return []
+        offers = [Offer(HEAD, HEAD, self._valid(self.known, min(self.left, most)))]
+        if self.guide:
+            offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
+        for proposer in self.proposers:
+            tokens = proposer.propose(2 * most)
+            source = f"{proposer.name}, long match" if proposer.match >= LONG_MATCH else proposer.name
+            offers.append(self._given(proposer.name, source, tokens, most))
+        return offers
+
+    def _given(self, drafter: str, source: str, tokens: tuple[int, ...], most: int) -> Offer:
+        count = self._valid(tokens, min(len(tokens), most))
+        return Offer(drafter, source, count, tokens[:count], goes_on=count == most < len(tokens))
+
+    def _valid(self, tokens: Sequence[int], count: int) -> int:
+        """How many of the first drafts the grammar allows."""
+        return self.guide.valid(tokens[:count]) if self.guide and count else count
+
+    def _expected(self, offer: Offer) -> float:
+        return sum(self.reach(offer))
+
+    def reach(self, offer: Offer) -> list[float]:
+        """How likely each draft, with those before it, is to be kept."""
+        return self.depth.reach(offer.source, offer.count)
+
+    def window(self, offer: Offer, verify: int, draft: int) -> Window:
+        """The first drafts of an offer. Masks are computed when asked for, while the target runs."""
+        guide, drafts = self.guide, (self.known if offer.given is None else offer.given)[:verify]
+        return Window(
+            offer.drafter if verify else NOTHING.drafter,
+            offer.source,
+            verify,
+            draft,
+            given=None if offer.given is None else offer.given[:verify],
+            masks=None if guide is None else lambda: guide.masks(drafts),
+        )
+
+    def take(self, kept: Kept, window: Window, tokens: Sequence[int]) -> None:
+        """Learn what a round kept; `tokens` are those of it that became text, an end token included."""
+        self.left, self.known = len(kept.left), kept.left
+        if window.verify:
+            self.depth.record(window.source, window.verify, len(kept.tokens) - 1)
+        if self.guide:
+            self.guide.accept(tokens)
+        for proposer in self.proposers:
+            proposer.extend(tokens)
+
+
+class Windows:
+    """Plans the windows of all rows together, since what a draft costs depends on everybody's."""
+
+    def __init__(self, limits: Limits, controller: DepthController) -> None:
+        self.limits = limits
+        self.controller = controller
+
+    def offer(self, job: "Job") -> Offer:
+        # A round yields verify + 1 tokens at most: what goes past the last wanted token is waste.
+        most = min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.length - 1)
+        return job.drafting.offer(most)
+
+    def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
+        depths = [job.drafting.depth for job, _ in offered]
+        verify = self.controller.trim(depths, kind, [job.drafting.reach(offer) for job, offer in offered])
+        for (job, offer), count in zip(offered, verify, strict=True):
+            job.drafting.depth.cap = self._cap(job, offer, job.length + count + 1, job.remaining - 2)
+        draft = self.controller.plan(depths, kind)
+        return [
+            (job, job.drafting.window(offer, count, leave))
+            for (job, offer), count, leave in zip(offered, verify, draft, strict=True)
+        ]
+
+    def first(self, job: "Job", kind: str) -> int:
+        """Drafts for a row's first round, to be made with the last chunk of its prompt."""
+        drafting = job.drafting
+        if drafting.guide:
+            return 0  # the host must know a constrained row's drafts
+        drafting.depth.cap = self._cap(job, NOTHING, job.prefill_end, job.max_tokens - 1)
+        return self.controller.plan([drafting.depth], kind)[0]
+
+    def _cap(self, job: "Job", offer: Offer, written: int, wanted: int) -> int:
+        """Most drafts that the head may leave after position `written` - 1; its cache stays inside the context too."""
+        if not job.drafting.uses_head or offer.goes_on:
+            return 0
+        return max(0, min(wanted, self.limits.context - written))

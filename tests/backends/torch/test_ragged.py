@@ -1,0 +1,248 @@
+"""Rows of a round pay for their own windows and their own wishes, and neighbours change nothing in them."""
+
+import contextlib
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headlong.backends.torch.accept import Trial, accept
+from headlong.backends.torch.chain import Chain
+from headlong.backends.torch.native.library import references_only
+from headlong.backends.torch.ragged import Layout
+from headlong.engine.request import Sampling
+from tests.backends.torch.driver import PLAIN, Driver, Job, Mixture, fixed, whole
+
+CPU = torch.device("cpu")
+COUNT = 16
+BENCHES = ("dense-native-1", "dense-reference-1", "moe-native-1")
+ASKING = {
+    "seeded": Sampling(temperature=0.9, top_p=0.9, seed=4),
+    "penalised": Sampling(repetition_penalty=1.3, frequency_penalty=0.2),
+    "biased": Sampling(logit_bias={7: 3.0}),
+    "unseeded": Sampling(temperature=1.1, top_k=30, xtc_probability=0.3),
+}
+
+
+# --- layouts -----------------------------------------------------------------------------------------------------
+
+
+def test_padding_and_back():
+    layout = Layout.of((5, 2, 7), (1, 4, 2), CPU)
+    assert (layout.tokens, layout.widest, layout.offsets.tolist()) == (7, 4, [0, 1, 5, 7])
+    flat = torch.arange(14).view(7, 2)
+    padded = layout.pad(flat)
+    assert padded[:, :, 0].tolist() == [[0, 0, 0, 0], [2, 4, 6, 8], [10, 12, 12, 12]]
+    assert torch.equal(layout.unpad(padded), flat)
+    assert layout.token_rows.tolist() == [5, 2, 2, 2, 2, 7, 7]
+    assert layout.steps.tolist() == [0, 0, 1, 2, 3, 0, 1]
+
+
+def test_parts_keep_their_order():
+    part = Layout.of((5, 2, 7), (1, 4, 2), CPU).part((2, 0))
+    assert (part.layout.rows, part.layout.widths) == ((7, 5), (2, 1))
+    assert part.which.tolist() == [2, 0]
+    assert part.flat.tolist() == [5, 6, 0]
+
+
+def test_even_windows_are_not_copied():
+    layout, flat = Layout.of((0, 1), (3, 3), CPU), torch.zeros(6, 2)
+    assert layout.pad(flat).data_ptr() == layout.unpad(layout.pad(flat)).data_ptr() == flat.data_ptr()
+
+
+# --- acceptance --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", [contextlib.nullcontext, references_only], ids=["native", "reference"])
+def test_greedy_acceptance_row_by_row(kernels):
+    """Drafts that are right for a while, in windows of every width."""
+    coin, vocab = random.Random(0), 19
+    widths = tuple(coin.randint(1, 9) for _ in range(40))
+    layout = Layout.of(tuple(range(40)), widths, CPU)
+    logits = torch.randn(layout.tokens, vocab, generator=torch.Generator().manual_seed(0))
+    best, window, wanted = logits.argmax(-1).tolist(), [], []
+    for width in widths:
+        right, first = coin.randint(0, width - 1), len(window)
+        drafts = [best[first + j] if j < right else (best[first + j] + 1) % vocab for j in range(width - 1)]
+        window += [0, *drafts]
+        wanted.append(best[first : first + right + 1])
+    trial = Trial(layout, torch.zeros(40, dtype=torch.long), torch.tensor(window), logits, None)
+    with kernels():
+        verdict = accept(trial, Chain(40, vocab, CPU))
+    found = zip(verdict.tokens.split(widths), verdict.kept.tolist(), strict=True)
+    assert [tokens[:kept].tolist() for tokens, kept in found] == wanted
+
+
+# --- what a round costs ------------------------------------------------------------------------------------------
+
+
+def passes(taped):
+    """The number of tokens, then of rows, of every pass from here on."""
+    seen = []
+    call = taped.__call__
+
+    def counted(layout, *tensors):
+        seen.append((len(tensors[-1]), len(layout.rows)))
+        return call(layout, *tensors)
+
+    counted.cold = False
+    return counted, seen
+
+
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_a_plain_row_beside_a_deep_one_costs_one_token(bench):
+    driver = Driver(bench.open(rows=3))
+    rounds = driver.backend.rounds
+    for row, depth in enumerate((0, 8, 3)):
+        driver.start(row, Job(bench.prompt(20 + row), depth=fixed(depth)))
+        while driver.waiting(row):
+            driver.chunk(row)
+    rounds.verify, verified = passes(rounds.verify)
+    rounds.drafter.feed, fed = passes(rounds.drafter.feed)
+    driver.round([0, 1])
+    assert verified == [(10, 2)]
+    assert fed == [(9, 1), *[(1, 1)] * 7]  # the plain row is not fed, let alone asked
+    driver.round([0, 1, 2])
+    assert verified[1:] == [(1 + 9 + 4, 3)]
+    assert fed[8:] == [(13, 2), (2, 2), (2, 2), *[(1, 1)] * 5]
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_only_rows_that_ask_go_through_the_chain(bench, depth):
+    driver, seen = Driver(bench.open(rows=6)), set()
+    chain = driver.backend.rounds.chain
+    apply = chain.apply
+
+    def noted(logits, rows, *rest):
+        seen.update(rows.tolist())
+        assert logits.shape[1] <= depth + 1
+        return apply(logits, rows, *rest)
+
+    chain.apply = noted
+    jobs = {row: Job(bench.prompt(9), sampling, fixed(depth)) for row, sampling in enumerate(ASKING.values(), 1)}
+    driver.run({0: Job(bench.prompt(9), depth=fixed(8)), **jobs}, COUNT)
+    assert seen == set(jobs)
+
+
+# --- neighbours --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", ["right", "wrong", "head"])
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_ragged_mixes_have_the_bits_of_rows_alone(bench, drafter):
+    depths = (0, 8, 1, 0, 3, 8, 2)
+    jobs = {row: Job(bench.prompt(13 + row), depth=fixed(depth)) for row, depth in enumerate(depths)}
+    assert not bench.differences(jobs, COUNT, drafter)
+
+
+@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_a_greedy_row_beside_rows_that_ask_for_more(bench, name):
+    """Narrower and wider than they are, and in their middle."""
+    for depth, other in ((0, 4), (4, 0)):
+        asking = {row: Job(bench.prompt(30 + row), ASKING[name], fixed(other), seed=row) for row in (0, 2)}
+        assert not bench.differences({1: Job(bench.prompt(21), depth=fixed(depth)), **asking}, COUNT)
+
+
+# --- late pairs --------------------------------------------------------------------------------------------------
+
+
+def head_memory(driver, row, length):
+    """Keys and values of the head's layer, by position."""
+    cache = driver.backend.rounds.cache
+    table = cache.table[row, : cache.owned[row]]
+    layer = cache.pages[-1]
+    return [pages[table].transpose(1, 2).flatten(0, 1)[:length].clone() for pages in (layer.keys, layer.values)]
+
+
+def sometimes(*turns):
+    return lambda turn: 3 if turn in turns else 0
+
+
+def often_right(driver, texts, vocab):
+    """The head is fed and chains as ever, but what it proposes is right more often than a head of noise can be."""
+    drafter, mixture = driver.backend.rounds.drafter, Mixture(texts, vocab, chance=0.8)
+    draft = drafter.draft
+
+    def drafted(feed, depths):
+        draft(feed, depths)
+        return mixture.draft(feed, depths)
+
+    drafter.draft = drafted
+
+
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_rows_that_draft_seldom_have_the_same_head_cache(bench):
+    """Drafts in every round, now and then, after more rounds than wait at once, and only in the last. All draft with
+    the prompt, since that feeds its last pair once more, as a window."""
+    now_and_then = (sometimes(-1, 0, 4, 5, 11), sometimes(-1, 40), lambda turn: (turn + 2) % 3 % 2 * 8, sometimes(-1))
+    depths = (fixed(3), *now_and_then)
+    jobs = {row: Job(bench.prompt(37), depth=depth) for row, depth in enumerate(depths)}
+    driver = Driver(bench.open(rows=len(jobs), context=512))
+    text = whole(jobs[0], bench.plain(jobs[0], 70))
+    often_right(driver, dict.fromkeys(jobs, text), bench.vocab)
+    traces = driver.run(jobs, 60, keep=True)
+    assert max(traces[3].kept) > 4  # rounds whose pairs were set aside kept several at once
+    for job in jobs.values():
+        job.depth = fixed(1)
+    driver.round(list(jobs))
+    length = min(driver.length.values())
+    wanted = head_memory(driver, 0, length)
+    assert wanted[0].any(-1).all()
+    for row in jobs:
+        assert all(torch.equal(*pair) for pair in zip(head_memory(driver, row, length), wanted, strict=True)), row
+
+
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_rows_that_draft_seldom_draft_the_same(bench):
+    """Side by side, since nothing is ever verified."""
+    turns = (3, 4, 20, 56)
+    jobs = {
+        row: Job(bench.prompt(18), depth=depth, fewer=lambda turn, left: 0)
+        for row, depth in enumerate((fixed(3), sometimes(*turns)))
+    }
+    driver = Driver(bench.open(rows=2))
+    for row, job in jobs.items():
+        driver.start(row, job)
+        while driver.waiting(row):
+            driver.chunk(row)
+    for turn in range(58):
+        driver.round([0, 1])
+        drafts = driver.backend.rounds.windows[:, 1:4].tolist()
+        assert turn not in turns or drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("bench", ["dense-native-1", "dense-reference-1"], indirect=True)
+def test_a_row_used_again_has_nothing_set_aside(bench):
+    job, memories = Job(bench.prompt(25), depth=sometimes(3)), []
+    for stranger in (False, True):
+        driver = Driver(bench.open(rows=1))
+        if stranger:
+            driver.run({0: Job(bench.prompt(60, salt=1))}, 11)
+            assert driver.backend.rounds.drafter.backlog.most[0]
+        driver.run({0: job}, 5, keep=True)
+        memories.append(head_memory(driver, 0, driver.length[0] - 1))
+    assert all(torch.equal(*pair) for pair in zip(*memories, strict=True))
+
+
+@pytest.mark.parametrize("bench", ["dense-native-1", "moe-reference-1"], indirect=True)
+def test_nothing_is_done_for_rows_that_never_draft(bench):
+    driver = Driver(bench.open(rows=2))
+    rounds = driver.backend.rounds
+    start = rounds.start
+    rounds.start = lambda given: start(replace(given, follows=given.row != 1))
+    jobs = {row: Job(bench.prompt(25), depth=PLAIN) for row in range(2)}
+    driver.run(jobs, 40, keep=True)
+    assert rounds.drafter.backlog.most[1] == 0
+    assert head_memory(driver, 0, 25)[0].any()
+    assert all(not part[24:].any() for part in head_memory(driver, 1, 65))  # the prompt's pairs are in for others
+    assert driver.traces[0].tokens == driver.traces[1].tokens
+
+
+def test_windows_are_padded_nowhere_with_kernels(benches):
+    """Neither rows that ask for nothing nor any pass over a model copies windows to a common width."""
+    with benches("dense-native-1").ready() as bench, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Layout, "pad", lambda *_: pytest.fail("a window was padded"))
+        Driver(bench.open(rows=2)).run([Job(bench.prompt(9), depth=fixed(4)), Job(bench.prompt(9))], COUNT)

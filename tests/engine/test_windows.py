@@ -1,0 +1,196 @@
+"""What stands in windows and what is left for the next: never past what is wanted, allowed or inside the context."""
+
+import numpy as np
+import pytest
+
+from headlong.backends.fake import fake_limits
+from headlong.engine.depth import DepthController
+from headlong.engine.request import Kept
+from headlong.engine.roundcost import RoundCosts
+from headlong.engine.scheduler import Job
+from headlong.engine.windows import LONG_MATCH, Drafting, Windows
+
+
+class Says:
+    """A proposer that always has the same to say."""
+
+    def __init__(self, tokens, name="ngram", match=1):
+        self.tokens, self.name, self.match, self.taken = tuple(tokens), name, match, []
+
+    def propose(self, most):
+        return self.tokens[:most]
+
+    def extend(self, tokens):
+        self.taken += tokens
+
+
+class Allows:
+    """A grammar that allows the tokens below a number and forces some."""
+
+    complete = False
+
+    def __init__(self, below, forced=()):
+        self.below, self._forced, self.taken = below, tuple(forced), []
+
+    def valid(self, drafts):
+        return next((place for place, token in enumerate(drafts) if token >= self.below), len(drafts))
+
+    def forced(self, most):
+        return self._forced[:most]
+
+    def masks(self, drafts):
+        return np.array([[len(drafts), *drafts]] * (len(drafts) + 1))
+
+    def accept(self, tokens):
+        self.taken += tokens
+
+
+def make(depth=2, prompt=5, max_tokens=10, head=True, proposers=(), guide=None, left=0, known=(), limits=None):
+    """One row whose prompt is in, and who plans for it."""
+    limits = fake_limits(**limits or {})
+    controller = DepthController(RoundCosts(), limits.depth)
+    drafting = Drafting(controller.row(depth), head, proposers, guide, left, known)
+    return Windows(limits, controller), Job(0, (1,) * prompt, max_tokens, drafting, length=prompt - 1)
+
+
+def plan(windows, job):
+    ((planned, window),) = windows.plan([(job, windows.offer(job))], "plain")
+    assert planned is job
+    return window
+
+
+def play(windows, job, accepted):
+    """One round with this many drafts kept; what was planned."""
+    window = plan(windows, job)
+    tokens = tuple(range(min(accepted, window.verify) + 1))
+    job.length += len(tokens)
+    job.drafting.take(Kept(0, tokens, window.verify, (7,) * window.draft), window, tokens)
+    return window
+
+
+def sizes(window):
+    return window.verify, window.draft
+
+
+def test_a_round_verifies_what_the_last_one_left():
+    windows, job = make(depth=3, max_tokens=20, left=3)
+    assert [sizes(play(windows, job, 1)) for _ in range(3)] == [(3, 3)] * 3
+
+
+def test_a_row_that_nothing_was_left_for_verifies_nothing():
+    windows, job = make(prompt=1)
+    assert sizes(plan(windows, job)) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"), [(0, [(2, 2), (2, 2), (2, 1), (1, 0), (0, 0)]), (9, [(2, 2), (1, 0)])]
+)
+def test_nothing_is_drafted_past_max_tokens(accepted, expected):
+    windows, job = make(max_tokens=5, left=2)
+    planned = []
+    while job.remaining > 0:
+        planned.append(play(windows, job, accepted))
+    assert [sizes(window) for window in planned] == expected
+
+
+@pytest.mark.parametrize(("max_tokens", "drafts"), [(1, 0), (2, 1), (4, 3), (9, 4)])
+def test_the_first_round_gets_no_more_drafts_than_it_can_use(max_tokens, drafts):
+    windows, job = make(depth=4, max_tokens=max_tokens)
+    assert windows.first(job, "plain") == drafts
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 8])
+def test_drafts_stay_inside_the_context(accepted):
+    windows, job = make(depth=8, prompt=4, max_tokens=12, left=8, limits={"context": 16})
+    while job.remaining > 0:
+        start = job.length
+        window = play(windows, job, accepted)
+        assert start + window.verify + window.draft + 1 <= 16
+
+
+def test_the_head_leaves_nothing_for_a_row_it_does_not_follow():
+    windows, job = make(head=False)
+    assert windows.first(job, "plain") == 0
+    assert sizes(plan(windows, job)) == (0, 0)
+
+
+# --- others' drafts ----------------------------------------------------------------------------------------------
+
+
+def test_the_drafts_that_promise_most_stand_in_the_window():
+    proposers = (Says([5, 6, 7]), Says([8], "prediction"))
+    windows, job = make(depth=4, max_tokens=30, left=2, known=(1, 2), proposers=proposers)
+    window = plan(windows, job)
+    assert (window.drafter, window.verify, window.given) == ("ngram", 3, (5, 6, 7))
+
+
+def test_a_drafter_that_is_mostly_wrong_loses_its_place():
+    windows, job = make(depth=4, max_tokens=200, left=4, limits={"context": 300}, proposers=(Says([5, 6, 7, 8]),))
+    for _ in range(20):
+        job.drafting.depth.record("ngram", 4, 0)
+    window = plan(windows, job)
+    assert (window.drafter, window.verify, window.given) == ("mtp", 4, None)
+
+
+@pytest.mark.parametrize(("match", "source"), [(LONG_MATCH - 1, "ngram"), (LONG_MATCH, "ngram, long match")])
+def test_drafts_that_much_speaks_for_are_judged_apart(match, source):
+    windows, job = make(depth=4, head=False, proposers=(Says([5, 6], match=match),))
+    before = job.drafting.depth.reach(source, 2)
+    window = play(windows, job, 0)
+    assert (window.drafter, window.source) == ("ngram", source)
+    assert job.drafting.depth.reach(source, 2) < before
+
+
+def test_the_head_rests_while_a_proposer_has_more():
+    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(20)),))
+    assert sizes(plan(windows, job)) == (3, 0)
+    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(3)),))
+    assert sizes(plan(windows, job)) == (3, 3)
+
+
+def test_proposals_end_with_what_is_wanted():
+    windows, job = make(depth=8, max_tokens=4, proposers=(Says(range(20)),))
+    assert sizes(plan(windows, job)) == (3, 0)
+
+
+def test_what_became_text_is_told_to_all_who_guess():
+    guide, proposer = Allows(99), Says([5, 6])
+    windows, job = make(max_tokens=9, proposers=(proposer,), guide=guide)
+    window = plan(windows, job)
+    job.drafting.take(Kept(0, (5, 6, 7), 2, (8, 9)), window, (5, 6))  # an end token cut the last one off
+    assert proposer.taken == guide.taken == [5, 6]
+    assert (job.drafting.left, job.drafting.known) == (2, (8, 9))
+
+
+# --- constraints -------------------------------------------------------------------------------------------------
+
+
+def test_drafts_that_the_grammar_forbids_stay_out():
+    windows, job = make(depth=4, left=3, known=(1, 2, 30), guide=Allows(20))
+    window = plan(windows, job)
+    assert (window.drafter, window.verify) == ("mtp", 2)
+    windows, job = make(depth=4, proposers=(Says([1, 30, 2]),), guide=Allows(20))
+    window = plan(windows, job)
+    assert (window.drafter, window.given) == ("ngram", (1,))
+
+
+def test_what_the_grammar_forces_is_drafted():
+    windows, job = make(depth=4, head=False, guide=Allows(20, forced=(3, 4)))
+    window = plan(windows, job)
+    assert (window.drafter, window.given) == ("grammar", (3, 4))
+
+
+@pytest.mark.parametrize(("left", "known", "proposers"), [(2, (4, 5), ()), (0, (), (Says([4, 5]),))])
+def test_masks_are_those_of_the_drafts_in_the_window(left, known, proposers):
+    windows, job = make(depth=2, left=left, known=known, proposers=proposers, guide=Allows(20))
+    assert plan(windows, job).masks().tolist() == [[2, 4, 5]] * 3
+
+
+def test_a_constrained_row_has_no_drafts_that_the_host_does_not_know():
+    windows, job = make(depth=4, guide=Allows(20))
+    assert windows.first(job, "plain") == 0
+
+
+def test_an_unconstrained_window_has_no_masks():
+    windows, job = make()
+    assert plan(windows, job).masks is None
