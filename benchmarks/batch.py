@@ -2,7 +2,7 @@
 
     python benchmarks/batch.py [rows] [mix] [grammar] [stall] [prefix] [bad] [--repeat 5] [--tokens 96]
 
-rows     tok/s of 1 to 16 rows: auto against plain and every fixed depth
+rows     tok/s while 1 to 16 rows are taken: auto against plain and every fixed depth
 mix      half of 8 rows draft, half are plain, against 8 plain ones
 grammar  7 rows beside a constrained one, against 7 beside a free one
 stall    the longest wait for a token while a prompt of 4,096 tokens comes in, in chunk times
@@ -48,6 +48,7 @@ SCHEMA = {
 
 Options = Mapping[str, Any]
 Ran = tuple[list[Output], list[float]]
+Steady = tuple[float, list[tuple[int, ...]]]
 
 
 def prompts_of(engine: Engine, count: int) -> list[list[int]]:
@@ -71,6 +72,28 @@ def run(
     return [engine.output(index) for index in indices], [ends[index] for index in indices]
 
 
+def steady(engine: Engine, prompts: Sequence[Sequence[int]], rows: int, options: Options) -> Steady:
+    """So many rows at a time, each followed by the next prompt; tokens a second while all rows are taken."""
+    coming = [requests_from(prompt, dict(options))[0] for prompt in prompts]
+    places: dict[int, int] = {}
+    texts: dict[int, tuple[int, ...]] = {}
+    tokens, started, seconds = 0, time.perf_counter(), 0.0
+    running = 0
+    while coming or engine.busy:
+        while coming and running < rows:
+            places[engine.submit(coming.pop(0))] = len(places)
+            running += 1
+        emitted = engine.step()
+        if running == rows:
+            tokens += len(emitted)
+            seconds = time.perf_counter() - started
+        for one in emitted:
+            if one.finish_reason:
+                running -= 1
+                texts[places[one.index]] = engine.output(one.index).tokens
+    return tokens / seconds, [texts[place] for place in range(len(texts))]
+
+
 def interleave(contenders: Mapping[str, Callable[[], float]], repeat: int) -> dict[str, list[float]]:
     """What each contender gives in each repetition; a first round warms up and does not count."""
     found: dict[str, list[float]] = defaultdict(list)
@@ -91,13 +114,12 @@ def ratio(values: Mapping[str, Sequence[float]], one: str, other: str) -> float:
 def rows(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for count in ROWS:
-        prompts = prompts_of(engine, count)
+        prompts = prompts_of(engine, max(4, 3 * count))
         texts: dict[str, list[tuple[int, ...]]] = {}
 
-        def speed(name: str, options: Options, prompts: list[list[int]] = prompts, texts: Any = texts) -> float:
-            outputs, ends = run(engine, prompts, [options] * len(prompts))
-            texts[name] = [output.tokens for output in outputs]
-            return sum(len(output.tokens) for output in outputs) / max(ends)
+        def speed(name: str, options: Options, count: int = count, prompts: Any = prompts, texts: Any = texts) -> float:
+            found, texts[name] = steady(engine, prompts, count, options)
+            return found
 
         base = {"max_tokens": args.tokens, "ignore_eos": True}
         named: dict[str, Options] = {"plain": {**base, "draft_kind": "none"}, "auto": base}

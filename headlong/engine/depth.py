@@ -276,9 +276,12 @@ class Scene:
             chosen[row] += 1
         return chosen
 
-    def hope(self) -> tuple[float, list[int]]:
-        """The best plan if unknown sizes are cheap and unknown positions good: its rate then, and its depths."""
-        least = self.curves.verify.optimistic(self.size + len(self.table) - 1)
+    def hope(self, bold: bool) -> tuple[float, list[int]]:
+        """The best plan if little-known sizes are cheap and positions good: its rate then, and its depths.
+
+        Boldly, sizes never seen are hoped for too.
+        """
+        least = self.curves.verify.optimistic(self.size + len(self.table) - 1, bold)
         table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
         reaches = [
             row.acceptance.hopeful(HEAD, len(reach), row.now) for row, reach in zip(self.auto, self.reach, strict=True)
@@ -414,18 +417,24 @@ class DepthController:
 
     def _look_around(self, scene: Scene, depths: list[int], cost: float) -> list[int] | None:
         """Depths whose cost or outcome is little known, and which would be best if it were good."""
-        rate, other = scene.hope()
-        price = (scene.cost(other) - scene.gives(other) / scene.rate) / cost
-        if other == depths or rate < scene.rate * (1.0 + WORTH) or price >= CREDIT:
+        found = []
+        for bold in (False, True):
+            rate, other = scene.hope(bold)
+            price = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate) / cost
+            if other != depths and rate > scene.rate * (1.0 + WORTH) and price < CREDIT:
+                found.append(((rate / scene.rate - 1.0) / (price + WORTH), price, other))
+        if not found:
             if self._wait == LAST_WAIT:
                 scene.curves.fade(range(scene.size, scene.size + len(scene.table)), FADE)
             self._wait = min(2 * self._wait, LAST_WAIT)
             self._look = self._clock + self._wait
             return None
-        if price > self._credit:
-            self._look = self._clock + int((price - self._credit) / BUDGET)
+        affordable = [one for one in found if one[1] <= self._credit]
+        if not affordable:
+            self._look = self._clock + FIRST_WAIT
             return None
-        self._credit -= max(price, 0.0)
+        _, price, other = max(affordable)
+        self._credit -= price
         self._look, self._looked = self._clock + 2, True
         for row in scene.auto:
             row.probe.whole = True

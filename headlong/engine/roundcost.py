@@ -133,8 +133,8 @@ class Curve:
                 del self._knots[place]
                 self._moved = math.inf
 
-    def optimistic(self, most: int) -> list[float]:
-        """The least that every size may cost: no less than a smaller one that is known, nor far below its estimate."""
+    def optimistic(self, most: int, bold: bool) -> list[float]:
+        """The least that every size may cost; boldly, one never seen as little as a smaller one that was."""
         table = self.table(most)
         self.place(most)
         least: list[float] = []
@@ -142,7 +142,7 @@ class Curve:
         for size, seconds in enumerate(table[: most + 1]):
             knot = self._knots.get(self._places[size])
             if knot is None:
-                least.append(max(floor, seconds * (1.0 - DOUBT)))
+                least.append(max(floor, seconds * (1.0 - DOUBT)) if bold else seconds)
                 continue
             least.append(seconds * (1.0 - DOUBT * max(1.0, knot.weight) ** -2 - NOISE * max(1.0, knot.weight) ** -0.5))
             if size == self._places[size]:

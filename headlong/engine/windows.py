@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HEAD = "mtp"
 GRAMMAR = "grammar"
+EVEN = 4  # drafts of a round come in multiples of it, or of the rows if there are fewer
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
 
@@ -126,7 +127,8 @@ class Windows:
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         depths = [job.drafting.depth for job, _ in offered]
-        verify = self.controller.trim(depths, kind, [job.drafting.reach(offer) for job, offer in offered])
+        reaches = [job.drafting.reach(offer) for job, offer in offered]
+        verify = _evened(self.controller.trim(depths, kind, reaches), depths, reaches)
         for (job, offer), count in zip(offered, verify, strict=True):
             job.drafting.depth.cap = self._cap(job, offer, job.length + count + 1, job.remaining - 2)
         draft = self.controller.plan(depths, kind)
@@ -148,3 +150,17 @@ class Windows:
         if not job.drafting.uses_head or offer.goes_on:
             return 0
         return max(0, min(wanted, self.limits.context - written))
+
+
+def _evened(verify: list[int], depths: Sequence[RowDepth], reaches: Sequence[Sequence[float]]) -> list[int]:
+    """Without the least likely drafts, so that rounds come in fewer sizes: a backend is fastest in sizes it knows."""
+    step = min(len(verify), EVEN)
+    free = [place for place, depth in enumerate(depths) if depth.asked is None]
+    if sum(verify) < step or not any(verify[place] for place in free):
+        return verify
+    verify = list(verify)
+    for _ in range(sum(verify) % step):
+        drafting = [place for place in free if verify[place]]
+        if drafting:
+            verify[min(drafting, key=lambda place: reaches[place][verify[place] - 1])] -= 1
+    return verify

@@ -17,7 +17,7 @@ from headlong.backends.torch.ragged import Layout
 
 MOST_BYTES = 1 << 27  # of one pass; one with more is long, and its Python a small part of it
 MOST_TAPES = 512
-WORTH_IT = 3  # calls of a shape: recording one takes as long as many ordinary ones
+WORTH_IT = 6  # calls of a shape; recording one costs as much as ten replays save
 
 Pass = Callable[..., tuple[Tensor, ...]]
 
@@ -34,7 +34,7 @@ class Taped:
         self.function = function
         self.tapes: dict[tuple[torch.Size, ...], Tape | None] = {}
         self.calls: dict[tuple[torch.Size, ...], int] = {}  # of shapes without a tape
-        self.cold = False  # whether the last call was of a shape that is not known yet, and took longer for it
+        self.cold = False  # whether the last call took longer than others of its shape will
         self.given, self.work = Arena(), Arena()  # apart: what a pass is given may be what the one before it returned
 
     def __call__(self, layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -42,9 +42,10 @@ class Taped:
         if lib is None:
             return self.function(layout, *tensors)
         key = tuple(tensor.shape for tensor in tensors)
-        self.cold = key not in self.tapes
-        if self.cold:
+        self.cold = False
+        if key not in self.tapes:
             self.calls[key] = self.calls.get(key, 0) + 1
+            self.cold = self.calls[key] in (1, WORTH_IT)  # the memory is new, or it is recorded
             if self.calls[key] < WORTH_IT:
                 return self.function(layout, *tensors)
             return self._record(key, lib, layout, tensors)
