@@ -281,7 +281,8 @@ class Scene:
 
         Boldly, sizes never seen are hoped for too.
         """
-        least = self.curves.verify.optimistic(self.size + len(self.table) - 1, bold)
+        standing = self.size + sum(row.now for row in self.auto)
+        least = self.curves.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
         table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
         reaches = [
             row.acceptance.hopeful(HEAD, len(reach), row.now) for row, reach in zip(self.auto, self.reach, strict=True)

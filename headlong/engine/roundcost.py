@@ -8,6 +8,7 @@ from typing import Any
 
 VERSION = 1
 KINDS = ("plain", "sampled")
+NOWHERE = ("", 0)
 TILE = 16  # kernels cost a step more past a whole number of tiles, so knots stand on both sides of its edge
 FIRST = 8  # rounds after which a size may tell the machine's speed
 STRETCH = 3.0  # what those count as
@@ -133,19 +134,23 @@ class Curve:
                 del self._knots[place]
                 self._moved = math.inf
 
-    def optimistic(self, most: int, bold: bool) -> list[float]:
-        """The least that every size may cost; boldly, one never seen as little as a smaller one that was."""
+    def optimistic(self, most: int, standing: int, bold: bool) -> list[float]:
+        """The least that every size may cost, set against the standing one; boldly, even sizes never seen."""
         table = self.table(most)
         self.place(most)
+        known = self._knots.get(self.place(standing))
         least: list[float] = []
         floor = 0.0
         for size, seconds in enumerate(table[: most + 1]):
             knot = self._knots.get(self._places[size])
             if knot is None:
                 least.append(max(floor, seconds * (1.0 - DOUBT)) if bold else seconds)
-                continue
-            least.append(seconds * (1.0 - DOUBT * max(1.0, knot.weight) ** -2 - NOISE * max(1.0, knot.weight) ** -0.5))
-            if size == self._places[size]:
+            elif knot is known:
+                least.append(seconds)
+            else:
+                weight = max(1.0, knot.weight)
+                least.append(seconds * (1.0 - DOUBT * weight**-2 - NOISE * weight**-0.5))
+            if knot and size == self._places[size]:
                 floor = max(floor, least[-1])
         return least
 
@@ -260,8 +265,9 @@ class RoundCosts:
     def __init__(self) -> None:
         plain = KindCosts()
         self._kinds = {"plain": plain, "sampled": KindCosts(plain)}
-        # Of rounds of well-known sizes: which, and the log of their seconds over the shape's.
-        self._errors: deque[tuple[tuple[str, int], float]] = deque(maxlen=STEADY_ROUNDS)
+        # Of rounds of well-known sizes: which, and the log of their seconds over the shape's. Some of the usual speed
+        # stand before the first, so that a spike is no speed.
+        self._errors: deque[tuple[tuple[str, int], float]] = deque([(NOWHERE, 0.0)] * SPEED_ROUNDS, STEADY_ROUNDS)
         self._speed = 1.0  # seconds now over those of the shape
 
     def of(self, kind: str) -> KindCosts:
@@ -289,7 +295,7 @@ class RoundCosts:
             place = (kind, costs.verify.place(tokens))
             error = math.log(verify_s / costs.verify.value(tokens))
             # Rounds of a size say nothing of that size's shape unless others stand beside them.
-            others = [other for where, other in list(self._errors)[-SPEED_ROUNDS:] if where != place]
+            others = [other for where, other in list(self._errors)[-SPEED_ROUNDS:] if where not in (place, NOWHERE)]
             if 2 * len(others) > SPEED_ROUNDS:
                 costs.record_verify(tokens, verify_s / math.exp(median(others)))
             knot.touch()

@@ -19,6 +19,7 @@ from headlong.errors import Fault, UserError
 from headlong.settings import MAX_DEPTH, Settings
 
 DEFAULT_CONTEXT = 16384
+MOST_PREFIXES = 16  # times the pages of all rows: a small model's prefixes need not fill the budget
 
 
 class TorchBackend:
@@ -150,7 +151,8 @@ def _pages(settings: Settings, pages_a_row: int, page_bytes: int) -> int:
     """Enough for every row and the cached prefixes beside them, unless a number of tokens was set for all."""
     if settings.cache_tokens:
         return -(-settings.cache_tokens // settings.page)
-    return settings.rows * pages_a_row + settings.prefix_bytes // page_bytes
+    rows = settings.rows * pages_a_row
+    return rows + min(settings.prefix_bytes // page_bytes, MOST_PREFIXES * rows)
 
 
 def _describe(device: torch.device, dtype: torch.dtype, threads: int) -> str:
