@@ -186,7 +186,7 @@ class RowDepth:
         self.acceptance = Acceptance(engine_wide)
         self.depth: int | None = None  # chosen last; None: not yet
         self.probe = Probe()
-        self.scene: Scene | None = None  # in which it was chosen
+        self.note: tuple[float, float] | None = None  # one draft more: its reach, and from which on it pays
 
     def reach(self, drafter: str, depth: int) -> list[float]:
         return self.acceptance.reach(drafter, depth)
@@ -208,11 +208,14 @@ class RowDepth:
         """The reason of the last decision, for people."""
         if self.asked is not None:
             return f"depth {self.asked} was asked for"
-        if self.scene is None or self.depth is None:
+        if self.note is None or self.depth is None:
             return "no round was planned yet"
         if self.now < self.depth or not self.cap:
             return f"at most {self.cap} drafts are allowed now"
-        return self.scene.why(self)
+        if self.depth >= self.most:
+            return f"{self.depth} drafts a round pay, the most there can be"
+        which = f"{self.depth} drafts a round pay; one more" if self.depth else "a draft"
+        return f"{which} is kept {100 * self.note[0]:.0f} % of the time and pays from {100 * self.note[1]:.0f} %"
 
 
 class Scene:
@@ -304,18 +307,15 @@ class Scene:
         step = 0.0 if drafts or self.fixed_deepest else self.steps[1] - self.steps[0]
         return self.table[min(drafts + rows, len(self.table) - 1)] - self.table[drafts] + step
 
-    def why(self, row: RowDepth) -> str:
-        """Why this row has the depth it has."""
-        reach = self.reach[self.auto.index(row)]
-        depth = row.depth or 0
-        if depth >= len(reach):
-            return f"{depth} drafts a round pay, the most there can be"
-        drafts = min(sum(other.depth or 0 for other in self.auto), len(self.table) - 2)
-        deepest = max(self.fixed_deepest, *(other.depth or 0 for other in self.auto))
-        step = self.steps[depth + 1] - self.steps[depth] if depth >= deepest else 0.0
-        needed = self.rate * (self.table[drafts + 1] - self.table[drafts] + step)
-        which = f"{depth} drafts a round pay; one more" if depth else "a draft"
-        return f"{which} is kept {100 * reach[depth]:.0f} % of the time and pays from {100 * needed:.0f} %"
+    def annotate(self, depths: Sequence[int]) -> None:
+        """Leave every row the reason of its depth."""
+        drafts = min(sum(depths), len(self.table) - 2)
+        deepest = max(self.fixed_deepest, *depths)
+        verifying = self.rate * (self.table[drafts + 1] - self.table[drafts])
+        for row, reach, depth in zip(self.auto, self.reach, depths, strict=True):
+            if depth < len(reach):
+                step = self.rate * (self.steps[depth + 1] - self.steps[depth]) if depth >= deepest else 0.0
+                row.note = reach[depth], verifying + step
 
 
 class DepthController:
@@ -344,6 +344,7 @@ class DepthController:
             return [row.now for row in rows]
         scene = self._scene = Scene(rows, self.costs, kind, self.deepest)
         depths = self._settle(scene, same)
+        scene.annotate(depths)
         tried = self._try(scene, depths)
         self._rows, self._planned = list(rows), self._clock
         self._wake = self._clock + (1 if self._clock < self._young else REST + len(rows) // REST)
@@ -356,8 +357,6 @@ class DepthController:
     def _settle(self, scene: Scene, same: bool) -> list[int]:
         """The standing depths, until what they lose against the best has added up."""
         scene.rate, deepest, count = scene.search(scene.reach, scene.table)
-        for row in scene.auto:
-            row.scene = scene
         if same and all(row.depth is not None for row in scene.auto):
             standing = [row.now for row in scene.auto]
             gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0

@@ -191,12 +191,16 @@ class Loop:
         """While rows decode, prompts may hold them up for no more than the budget."""
         budget = max(self.settings.budget, self.limits.chunk)
         while budget >= self.limits.chunk and (job := self.scheduler.next_prompt()) is not None:
-            drafts = self.windows.first(job, _kind([job]))
+            drafts = self._first_drafts(job) if job.prefill_end - job.length <= self.limits.chunk else 0
             chunk = self._planned(job, partial(self.scheduler.plan_chunk, job, drafts))
             if chunk is not None:
                 budget -= self.limits.chunk
                 answer = self.answers[job.index]
                 self._attempt([answer], self._run_chunk, answer, chunk)
+
+    def _first_drafts(self, job: Job) -> int:
+        running = self.scheduler.ready()
+        return self.windows.first(job, running, _kind([*running, job]))
 
     def _run_chunk(self, answer: Answer, chunk: Chunk) -> None:
         started = perf_counter()

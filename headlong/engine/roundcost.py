@@ -16,6 +16,7 @@ MOST_WEIGHT = 32.0  # rounds that a knot remembers
 FORGOTTEN = 0.5  # rounds; a knot that has faded below is dropped
 GAIN = 0.05  # share of its error by which a well-known knot moves
 CLIP_UP, CLIP_DOWN = 0.1, 0.3  # most of a log error that counts: rounds are slow by accident, never fast
+IDLE_GAIN = 0.1
 SPEED_ROUNDS = 5  # the median of so many follows a slowdown at the third round and ignores two spikes
 STEADY_ROUNDS = 15  # the median of so many is taken while it differs
 STEADY = 0.05  # by less than this log
@@ -24,8 +25,8 @@ REDRAW = 0.01  # log change after which a table is drawn again
 SLOPE = 0.03  # one more token, in rounds of no tokens, before anything is known: little, so that drafting is tried
 STEP = 0.1  # a draft step of one row, in rounds of one token, before anything is known
 STEP_SLOPE = 0.05  # one more row in it
-NOISE = 0.08  # the same for one round's noise
 DOUBT = 0.3  # most by which a size seen once, or never, may be cheaper than it seems
+NOISE = 0.08  # the same for the noise of one round
 
 
 def knots_to(most: int) -> list[int]:
@@ -49,11 +50,11 @@ class Knot:
     def __init__(self, seconds: float, weight: float = 0.0) -> None:
         self.seconds = seconds
         self.weight = weight  # in rounds; those of the first stretch count little: the machine may have been slow then
-        self._first: list[float] = []
+        self._first = [seconds] * FIRST if weight >= STRETCH else []
 
     @property
     def settled(self) -> bool:
-        return len(self._first) >= FIRST or self.weight > STRETCH
+        return len(self._first) >= FIRST
 
     def observe(self, seconds: float) -> float:
         """Take one round; how far the log of the seconds moved."""
@@ -163,8 +164,9 @@ class Curve:
 
     def place(self, size: int) -> int:
         if size >= len(self._places):
-            places = knots_to(2 * size)
-            self._places = [min(places, key=lambda place: abs(place - other)) for other in range(places[-1])]
+            self._places = [1]
+            for left, right in pairwise(knots_to(2 * size)):
+                self._places += [left if size - left <= right - size else right for size in range(left, right)]
         return self._places[size]
 
     def _draw(self, most: int) -> list[float]:
@@ -244,7 +246,7 @@ class KindCosts:
     def record_draft(self, steps: Sequence[int], seconds: float) -> None:
         """The error of the whole goes to all its steps alike."""
         if not steps:
-            self.idle += 0.1 * (min(seconds, 2.0 * self.idle + 1e-5) - self.idle)
+            self.idle = self.idle + IDLE_GAIN * (min(seconds, 2.0 * self.idle) - self.idle) if self.idle else seconds
             return
         if not self.first.known:
             self.first.begin(steps[0], seconds / len(steps))

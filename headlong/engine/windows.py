@@ -137,13 +137,13 @@ class Windows:
             for (job, offer), count, leave in zip(offered, verify, draft, strict=True)
         ]
 
-    def first(self, job: "Job", kind: str) -> int:
-        """Drafts for a row's first round, to be made with the last chunk of its prompt."""
+    def first(self, job: "Job", running: "Sequence[Job]", kind: str) -> int:
+        """Drafts for a row's first round among those that run, to be made with the last chunk of its prompt."""
         drafting = job.drafting
         if drafting.guide:
             return 0  # the host must know a constrained row's drafts
         drafting.depth.cap = self._cap(job, NOTHING, job.prefill_end, job.max_tokens - 1)
-        return self.controller.plan([drafting.depth], kind)[0]
+        return self.controller.plan([*(each.drafting.depth for each in running), drafting.depth], kind)[-1]
 
     def _cap(self, job: "Job", offer: Offer, written: int, wanted: int) -> int:
         """Most drafts that the head may leave after position `written` - 1; its cache stays inside the context too."""

@@ -96,7 +96,7 @@ def test_nothing_is_drafted_past_max_tokens(accepted, expected):
 @pytest.mark.parametrize(("max_tokens", "drafts"), [(1, 0), (2, 1), (4, 3), (9, 4)])
 def test_the_first_round_gets_no_more_drafts_than_it_can_use(max_tokens, drafts):
     windows, job = make(depth=4, max_tokens=max_tokens)
-    assert windows.first(job, "plain") == drafts
+    assert windows.first(job, [], "plain") == drafts
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 8])
@@ -110,7 +110,7 @@ def test_drafts_stay_inside_the_context(accepted):
 
 def test_the_head_leaves_nothing_for_a_row_it_does_not_follow():
     windows, job = make(head=False)
-    assert windows.first(job, "plain") == 0
+    assert windows.first(job, [], "plain") == 0
     assert sizes(plan(windows, job)) == (0, 0)
 
 
@@ -188,7 +188,7 @@ def test_masks_are_those_of_the_drafts_in_the_window(left, known, proposers):
 
 def test_a_constrained_row_has_no_drafts_that_the_host_does_not_know():
     windows, job = make(depth=4, guide=Allows(20))
-    assert windows.first(job, "plain") == 0
+    assert windows.first(job, [], "plain") == 0
 
 
 def test_an_unconstrained_window_has_no_masks():
