@@ -303,6 +303,8 @@ class Play:
             assert (*got, reason) == (*wanted, plain.finish_reason), f"{(*got, reason)}, alone {wanted}: {request}"
         if request.logprobs is not None:
             assert tuple(one.token for one in output.logprobs) == output.tokens
+            if reason in ("stop", "length") and isinstance(plain, Output):  # a script knows no logprobs
+                assert output.logprobs == plain.logprobs, f"{output.logprobs}, alone {plain.logprobs}: {request}"
         self._judge_counts(output, request)
 
     def _judge_stream(self, index: int, output: Output) -> None:
