@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import is_, mul, truediv
+from operator import is_, mul
 from typing import Any
 
 from headlong.engine.roundcost import KindCosts, RoundCosts
@@ -11,6 +11,7 @@ HEAD = "mtp"
 # What is known of drafts
 FRESH_ACCEPTANCE = 0.7  # before anything was verified
 SHRINK = 2.0  # drafts that the prior counts as
+LEAN = 12.0  # drafts that the engine's rates count as in a row's: rows differ less than few drafts make them seem to
 ROW_MEMORY, ENGINE_MEMORY = 0.985, 0.998  # counts are multiplied with it at every draft: 67 and 500 are remembered
 PUBLISH = 8  # drafts after which rows see the engine's counts again
 FAST = 0.15  # share of the newest draft in the average that tells when content has turned
@@ -23,14 +24,17 @@ MOST_RATE = 0.99  # that may be hoped for by analogy
 YOUNG = 32  # rounds after a change of rows in which depths are considered every round
 REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
-DEAD_ZONE = 0.003  # gains that cannot be told from nothing
-TRIM_GAIN = 0.02  # share of a round that cutting windows must save
+DEAD_ZONE = 0.01  # gains that cannot be told from nothing
+PARKED = 0.05  # gain for which some rows rest while others draft
+AROUND = 8  # tokens to either side over which the price of one is taken: a tile of them
+RATE_GAIN = 0.1  # share of the newest round in the rate that prices are set by
 # What is tried though it looks worse
 BUDGET = 0.005  # share of time for it
 CREDIT = 3.0  # most rounds of it saved up, and what a new engine starts with
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
 FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
 SERIES = 8  # most probes in a row
+NEARBY = 2  # how much deeper than the chosen depth: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
 FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WAIT rounds
 
@@ -44,6 +48,7 @@ class Acceptance:
         self._counts: dict[str, list[list[float]]] = {}  # by position: [verified, kept]
         self._fast: dict[str, float] = {}  # of the first position
         self._known: dict[str, tuple[int, list[float]]] = {}  # rates (engine-wide) or reach (row), and of which version
+        self._turned: set[str] = set()  # drafters that do other than the engine's usual
         self._records = 0
 
     def record(self, drafter: str, verified: int, accepted: int) -> None:
@@ -88,6 +93,7 @@ class Acceptance:
         """Forget what was before these drafts of the first position."""
         self._counts[drafter] = [[verified, kept]]
         self._known.pop(drafter, None)
+        self._turned.add(drafter)
 
     @property
     def version(self) -> int:
@@ -111,13 +117,14 @@ class Acceptance:
                 rates.append(rate)
             return rates + [rate] * (depth - len(rates))
         usual = self._engine._shared(drafter, depth)
+        lean = SHRINK if drafter in self._turned else LEAN
         shift = 0.0
         for position in range(depth):
             rate = usual[position] + shift
             rate = 0.0 if rate < 0.0 else rate if rate < MOST_RATE else MOST_RATE
             if position < len(counts):
                 verified, kept = counts[position]
-                rate = (kept + SHRINK * rate) / (verified + SHRINK)
+                rate = (kept + lean * rate) / (verified + lean)
             shift = rate - usual[position]
             rates.append(rate)
         return rates
@@ -136,7 +143,6 @@ class Probe:
     """A row's trials of one draft while it has none: when, and how the present series of them goes."""
 
     def __init__(self) -> None:
-        self.whole = False  # the row's next window is not to be cut
         self.launched = 0  # in which round; 0: none is under way
         self.outcome: int | None = None
         self.wait = FIRST_WAIT
@@ -150,7 +156,7 @@ class Probe:
         self.wait, self.due, self.tried, self.kept = FIRST_WAIT, now + FIRST_WAIT, 0, 0
 
     def launch(self, now: int, needed: float, believed: float) -> None:
-        self.launched, self.needed, self.whole, self.outcome = now, needed, True, None
+        self.launched, self.needed, self.outcome = now, needed, None
         if not self.tried:
             self.believed = believed
 
@@ -238,7 +244,7 @@ class Scene:
         self.slope = (every - one) / (rows - 1) if rows > 1 else 0.0
         most = sum(map(len, self.reach))
         verify = curves.verify.table(self.size + most)
-        self.table = [verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
+        self.table = [curves.host + verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
         self.steps = self._steps(curves.further.value(rows), rows, deepest)
 
     def _steps(self, further: float, rows: int, deepest: int) -> list[float]:
@@ -249,35 +255,43 @@ class Scene:
 
     # --- the best plan -------------------------------------------------------------------------------------------
 
-    def search(self, reaches: Sequence[Sequence[float]], table: Sequence[float]) -> tuple[float, int, int]:
-        """(rate, deepest, drafts) of the best plan: for each number of steps the likeliest drafts, as many as pay."""
-        shallowest = max(1, self.fixed_deepest)
-        best = (self.tokens / (table[0] + self.steps[self.fixed_deepest]), self.fixed_deepest, 0)
-        likely: list[float] = []
-        for depth in range(1, len(self.steps)):
-            level = [reach[depth - 1] for reach in reaches if len(reach) >= depth]
-            fixed = self.steps[depth]
-            if depth > shallowest and sum(level) <= best[0] * (fixed - self.steps[depth - 1]):
-                break  # its drafts do not even pay for the step, and those of later steps are less likely
-            likely = sorted(likely + level, reverse=True)
-            if depth >= shallowest:
-                rates = list(map(truediv, accumulate(likely, initial=self.tokens), map(fixed.__add__, table)))
-                rate = max(rates)
-                if rate > best[0]:
-                    best = (rate, depth, rates.index(rate))
+    def search(
+        self, reaches: Sequence[Sequence[float]], table: Sequence[float], deepest: int | None = None
+    ) -> tuple[float, list[int]]:
+        """The rate of the best plan, and its depths: one for all, without the rows that would rather rest.
+
+        A depth for every row would promise more and give less: what is known of one row is mostly luck, and rounds
+        would come in many more sizes.
+        """
+        best = self.tokens / (table[0] + self.steps[self.fixed_deepest]), [0] * len(reaches)
+        gives = [list(accumulate(reach, initial=0.0)) for reach in reaches]
+        fell = 0
+        for depth in range(1, len(self.steps) if deepest is None else min(deepest + 1, len(self.steps))):
+            shares = [
+                (give[least] / least, least, row)
+                for row, give in enumerate(gives)
+                if (least := min(depth, len(give) - 1))
+            ]
+            rate, some = self._share(shares, self.steps[max(depth, self.fixed_deepest)], table)
+            fell = 0 if rate > best[0] else fell + 1
+            if rate > best[0]:
+                best = rate, [min(depth, len(give) - 1) if row in some else 0 for row, give in enumerate(gives)]
+            elif fell > 1:
+                break
         return best
 
-    def depths(self, reaches: Sequence[Sequence[float]], deepest: int, count: int) -> list[int]:
-        """Every auto row's share of a plan."""
-        drafts = [
-            (likely, -position, row)
-            for row, reach in enumerate(reaches)
-            for position, likely in enumerate(reach[:deepest])
-        ]
-        chosen = [0] * len(reaches)
-        for _, _, row in sorted(drafts, reverse=True)[:count]:
-            chosen[row] += 1
-        return chosen
+    def _share(
+        self, shares: list[tuple[float, int, int]], steps: float, table: Sequence[float]
+    ) -> tuple[float, set[int]]:
+        """The rate and the rows of one depth's plan: all of them, unless the likeliest alone do clearly better."""
+        shares.sort(reverse=True)
+        tokens, drafts, rates = self.tokens, 0, [0.0]
+        for likely, count, _ in shares:
+            tokens, drafts = tokens + likely * count, drafts + count
+            rates.append(tokens / (table[drafts] + steps))
+        most = max(rates)
+        count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
+        return rates[count], {row for _, _, row in shares[:count]}
 
     def hope(self, bold: bool) -> tuple[float, list[int]]:
         """The best plan if little-known sizes are cheap and positions good: its rate then, and its depths.
@@ -286,12 +300,12 @@ class Scene:
         """
         standing = self.size + sum(row.now for row in self.auto)
         least = self.curves.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
-        table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
+        host = self.curves.host
+        table = [host + least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
         reaches = [
             row.acceptance.hopeful(HEAD, len(reach), row.now) for row, reach in zip(self.auto, self.reach, strict=True)
         ]
-        rate, deepest, count = self.search(reaches, table)
-        return rate, self.depths(reaches, deepest, count)
+        return self.search(reaches, table, NEARBY + max(row.now for row in self.auto))
 
     # --- any plan ------------------------------------------------------------------------------------------------
 
@@ -319,7 +333,7 @@ class Scene:
 
 
 class DepthController:
-    """Chooses all rows' depths together. Each round: trim, plan, the round itself, then costs.record and row.record."""
+    """Chooses all rows' depths together. Each round: plan, the round, then costs.record, record and row.record."""
 
     def __init__(self, costs: RoundCosts, deepest: int) -> None:
         self.costs = costs
@@ -332,6 +346,7 @@ class DepthController:
         self._credit = CREDIT  # rounds that may be lost by trying
         self._wait, self._look = FIRST_WAIT, 0
         self._looked = False  # a size was tried last, not a draft
+        self._rate = 0.0  # tokens a second of the last rounds, at the machine's usual speed
 
     def row(self, asked: int | None = None) -> RowDepth:
         return RowDepth(asked, self.deepest, self.acceptance)
@@ -356,7 +371,7 @@ class DepthController:
 
     def _settle(self, scene: Scene, same: bool) -> list[int]:
         """The standing depths, until what they lose against the best has added up."""
-        scene.rate, deepest, count = scene.search(scene.reach, scene.table)
+        scene.rate, depths = scene.search(scene.reach, scene.table)
         if same and all(row.depth is not None for row in scene.auto):
             standing = [row.now for row in scene.auto]
             gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0
@@ -367,7 +382,6 @@ class DepthController:
             self._young = self._clock + YOUNG
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
-        depths = scene.depths(scene.reach, deepest, count)
         for row, depth in zip(scene.auto, depths, strict=True):
             if depth or row.depth is None:
                 row.probe.rest(self._clock)
@@ -407,7 +421,6 @@ class DepthController:
         """Take the outcome of probes; whether one tells that content has turned for the better."""
         turned = False
         for row in scene.auto:
-            row.probe.whole = False
             if row.probe.launched:
                 self._credit += row.probe.conclude(self._clock, longest) / (scene.rate * cost)
                 if row.probe.surprised:
@@ -436,39 +449,24 @@ class DepthController:
         _, price, other = max(affordable)
         self._credit -= price
         self._look, self._looked = self._clock + 2, True
-        for row in scene.auto:
-            row.probe.whole = True
         return other
 
     # --- windows -------------------------------------------------------------------------------------------------
 
-    def trim(self, rows: Sequence[RowDepth], kind: str, offers: Sequence[Sequence[float]]) -> list[int]:
-        """How many of the drafts that stand ready to verify: they are made already, so only verifying counts."""
-        counts = list(map(len, offers))
-        free = [
-            (likely, -position, index)
-            for index, (row, offer) in enumerate(zip(rows, offers, strict=True))
-            if row.asked is None and not row.probe.whole
-            for position, likely in enumerate(offer)
-        ]
+    def price(self, kind: str, tokens: int) -> float:
+        """What a draft must give to be verified in a round of so many tokens: its seconds, in tokens."""
         curve = self.costs.of(kind).verify
-        if not free or not curve.known:
-            return counts
-        free.sort(reverse=True)
-        total = len(rows) + sum(counts)
-        table = curve.table(total)[total - len(free) : total + 1]
-        gains = list(accumulate([likely for likely, _, _ in free], initial=0.0))
-        if self._scene and self._scene.curves.verify is curve and len(rows) == len(self._rows):
-            rate = self._scene.rate
-        else:
-            tokens = len(rows) + sum(map(sum, offers)) - gains[-1]
-            rate = max([(tokens + gain) / cost for gain, cost in zip(gains, table, strict=True)])
-        values = [gain - rate * cost for gain, cost in zip(gains, table, strict=True)]
-        best = max(values)
-        if best - values[-1] > TRIM_GAIN * rate * table[0]:
-            for _, _, index in free[values.index(best) :]:
-                counts[index] -= 1
-        return counts
+        if not curve.known:
+            return 0.0
+        least, most = max(1, tokens - AROUND), tokens + AROUND
+        table = curve.table(most)
+        return self._rate * (table[most] - table[least]) / (most - least)
+
+    def record(self, kind: str, tokens: int, kept: int, steps: Sequence[int]) -> None:
+        """Take how many tokens a round verified and kept."""
+        curves = self.costs.of(kind)
+        rate = kept / (curves.host + curves.verify.value(tokens) + curves.draft(steps))
+        self._rate += (RATE_GAIN if self._rate else 1.0) * (rate - self._rate)
 
     def explain(self, kind: str = "plain") -> dict[str, Any]:
         """What is known and chosen now, for people: costs in plain steps of one row."""

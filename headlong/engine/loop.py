@@ -222,18 +222,23 @@ class Loop:
         self._write()  # of the round before, while this one runs
         result = None if handle is None else self._attempt(answers, handle.result)
         if result is not None:
-            self._record(parts, result)
+            kind = _kind([part.job for part in parts])
+            self._record(parts, result, kind)
             if not self.limits.overlaps:
                 self._write()
-            _count_seconds(parts, result, started)
+            host_s = perf_counter() - started - result.verify_s - result.draft_s
+            self.controller.costs.record_host(kind, host_s)
+            _count_seconds(parts, host_s, started)
 
     def _plan_round(self) -> list[Part]:
         """The most senior rows first: those who make room for them are not planned yet."""
         answers = [self.answers[job.index] for job in self.scheduler.ready()]
-        offers = [(answer, self._attempt([answer], self.windows.offer, answer.job)) for answer in answers]
+        kind = _kind([answer.job for answer in answers])
+        price = self.windows.price(kind, len(answers))
+        offers = [(answer, self._attempt([answer], self.windows.offer, answer.job, price)) for answer in answers]
         offered = [(answer.job, offer) for answer, offer in offers if offer is not None]
         parts = []
-        for job, window in self.windows.plan(offered, _kind([job for job, _ in offered])):
+        for job, window in self.windows.plan(offered, kind):
             if job.row is None:
                 continue
             plan = self._planned(job, partial(self.scheduler.plan_row, job, window))
@@ -259,13 +264,13 @@ class Loop:
 
         return replace(plan, masks=computed)
 
-    def _record(self, parts: Sequence[Part], result: RoundResult) -> None:
+    def _record(self, parts: Sequence[Part], result: RoundResult, kind: str) -> None:
         drafts = [part.window.draft for part in parts]
         steps = [sum(draft > depth for draft in drafts) for depth in range(max(drafts))]
         tokens = sum(1 + part.window.verify for part in parts)
-        kind = _kind([part.job for part in parts])
         if not result.cold:
             self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s)
+        self.controller.record(kind, tokens, sum(len(kept.tokens) for kept in result.kept), steps)
         for answer in self._broken:
             self.end(answer, "fault", "the constraint could not be followed")
         self._broken.clear()
@@ -308,11 +313,11 @@ def _kind(jobs: Sequence[Job]) -> str:
     return "sampled" if any(job.sampled for job in jobs) else "plain"
 
 
-def _count_seconds(parts: Sequence[Part], result: RoundResult, started: float) -> None:
+def _count_seconds(parts: Sequence[Part], host_s: float, started: float) -> None:
     now = perf_counter()
     for part in parts:
         counts = part.answer.counts
-        counts.host_s += now - started - result.verify_s - result.draft_s
+        counts.host_s += host_s
         if not counts.decode_since:
             counts.decode_since = started
         counts.decode_s = now - counts.decode_since

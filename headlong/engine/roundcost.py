@@ -211,6 +211,7 @@ class KindCosts:
         self.first = Curve(self._first_prior)  # a first step may cost more: it takes the round's true pairs too
         self.further = Curve(lambda rows: self.first.value(rows))
         self.idle = 0.0  # the drafting half of a round in which nobody drafts
+        self.host = 0.0  # what a round takes beside the backend: planning and writing
 
     def _verify_prior(self, size: int) -> float:
         if self._base and self._base.verify.known:
@@ -246,7 +247,7 @@ class KindCosts:
     def record_draft(self, steps: Sequence[int], seconds: float) -> None:
         """The error of the whole goes to all its steps alike."""
         if not steps:
-            self.idle = self.idle + IDLE_GAIN * (min(seconds, 2.0 * self.idle) - self.idle) if self.idle else seconds
+            self.idle = _followed(self.idle, seconds)
             return
         if not self.first.known:
             self.first.begin(steps[0], seconds / len(steps))
@@ -256,6 +257,11 @@ class KindCosts:
         self.first.observe(rows, share * self.first.value(rows))
         for rows, part in further:
             self.further.observe(rows, part)
+
+
+def _followed(usual: float, seconds: float) -> float:
+    """An average that spikes move little."""
+    return usual + IDLE_GAIN * (min(seconds, 2.0 * usual) - usual) if usual else seconds
 
 
 class RoundCosts:
@@ -305,6 +311,11 @@ class RoundCosts:
             self._speed = self._measured()
         if draft_s > 0.0 or not steps:
             costs.record_draft(steps, draft_s / self._speed)
+
+    def record_host(self, kind: str, seconds: float) -> None:
+        """What a round took beside the backend."""
+        costs = self._kinds[kind]
+        costs.host = _followed(costs.host, max(0.0, seconds) / self._speed)
 
     def _measured(self) -> float:
         """The speed of the last rounds; of more of them, while it is steady."""

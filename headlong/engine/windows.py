@@ -1,7 +1,7 @@
 """What stands in every row's next window, and how many drafts the head is to leave for the one after."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from headlong.engine.depth import DepthController, RowDepth
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HEAD = "mtp"
 GRAMMAR = "grammar"
+NGRAM = "ngram"
 EVEN = 4  # drafts of a round come in multiples of it, or of the rows if there are fewer
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
@@ -58,10 +59,21 @@ class Drafting:
     left: int = 0  # drafts that the head has left for the next window
     known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
 
-    def offer(self, most: int) -> Offer:
-        """The drafts that are expected to give most tokens."""
-        offers = [offer for offer in self._offers(most) if offer.count]
-        return max(offers, key=self._expected, default=NOTHING)
+    def offer(self, most: int, price: float = 0.0) -> Offer:
+        """The drafts that are expected to give most tokens beyond their price, and no more of them than give any."""
+        if self.depth.asked is not None:
+            price = 0.0
+        offers = [self._worthwhile(offer, price) for offer in self._offers(most)]
+        return max(
+            [offer for offer in offers if offer.count], key=lambda each: self._gain(each, price), default=NOTHING
+        )
+
+    def _worthwhile(self, offer: Offer, price: float) -> Offer:
+        """The head's drafts were planned and made with the others'; all of them are verified."""
+        if offer.given is None or not price:
+            return offer
+        count = sum(likely > price for likely in self.reach(offer))
+        return offer if count == offer.count else replace(offer, count=count, goes_on=False)
 
     def _offers(self, most: int) -> list[Offer]:
         if most <= 0:
@@ -70,9 +82,10 @@ class Drafting:
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:
-            tokens = proposer.propose(2 * most)
-            source = f"{proposer.name}, long match" if proposer.match >= LONG_MATCH else proposer.name
-            offers.append(self._given(proposer.name, source, tokens, most))
+            tokens, long = proposer.propose(2 * most), proposer.match >= LONG_MATCH
+            if long or proposer.name != NGRAM or not self.uses_head:  # where a short match and the head differ, it errs
+                source = f"{proposer.name}, long match" if long else proposer.name
+                offers.append(self._given(proposer.name, source, tokens, most))
         return offers
 
     def _given(self, drafter: str, source: str, tokens: tuple[int, ...], most: int) -> Offer:
@@ -83,8 +96,8 @@ class Drafting:
         """How many of the first drafts the grammar allows."""
         return self.guide.valid(tokens[:count]) if self.guide and count else count
 
-    def _expected(self, offer: Offer) -> float:
-        return sum(self.reach(offer))
+    def _gain(self, offer: Offer, price: float) -> float:
+        return sum(self.reach(offer)) - price * offer.count
 
     def reach(self, offer: Offer) -> list[float]:
         """How likely each draft, with those before it, is to be kept."""
@@ -119,16 +132,22 @@ class Windows:
     def __init__(self, limits: Limits, controller: DepthController) -> None:
         self.limits = limits
         self.controller = controller
+        self._tokens = 0  # of the last round
 
-    def offer(self, job: "Job") -> Offer:
+    def price(self, kind: str, rows: int) -> float:
+        """What a draft must give to be verified in the next round."""
+        return self.controller.price(kind, max(self._tokens, rows))
+
+    def offer(self, job: "Job", price: float = 0.0) -> Offer:
         # A round yields verify + 1 tokens at most: what goes past the last wanted token is waste.
         most = min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.length - 1)
-        return job.drafting.offer(most)
+        return job.drafting.offer(most, price)
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         depths = [job.drafting.depth for job, _ in offered]
         reaches = [job.drafting.reach(offer) for job, offer in offered]
-        verify = _evened(self.controller.trim(depths, kind, reaches), depths, reaches)
+        verify = _evened([offer.count for _, offer in offered], depths, reaches)
+        self._tokens = len(verify) + sum(verify)
         for (job, offer), count in zip(offered, verify, strict=True):
             job.drafting.depth.cap = self._cap(job, offer, job.length + count + 1, job.remaining - 2)
         draft = self.controller.plan(depths, kind)
@@ -155,7 +174,7 @@ class Windows:
 def _evened(verify: list[int], depths: Sequence[RowDepth], reaches: Sequence[Sequence[float]]) -> list[int]:
     """Without the least likely drafts, so that rounds come in fewer sizes: a backend is fastest in sizes it knows."""
     step = min(len(verify), EVEN)
-    free = [place for place, depth in enumerate(depths) if depth.asked is None]
+    free = [place for place, depth in enumerate(depths) if depth.asked is None and not depth.probe.launched]
     if sum(verify) < step or not any(verify[place] for place in free):
         return verify
     verify = list(verify)

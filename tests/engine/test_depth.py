@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import pytest
 
-from headlong.engine.depth import HEAD, Acceptance, DepthController, RowDepth, Scene
+from headlong.engine.depth import HEAD, PARKED, Acceptance, DepthController, RowDepth, Scene
 from headlong.engine.roundcost import RoundCosts
 
 CPU = ((1, 5.8), (4, 7.1), (8, 8.9), (16, 14.0), (32, 25.0), (72, 43.5))  # ms of passes over so many tokens
@@ -51,21 +51,22 @@ class Simulation:
 
     def round(self):
         chosen = [row.depth for row in self.rows]
-        reaches = [row.reach(HEAD, left) for row, left in zip(self.rows, self.left, strict=True)]
-        verify = self.controller.trim(self.rows, "plain", reaches)
+        verify = self.left
         draft = self.controller.plan(self.rows, "plain")
         size = len(self.rows) + sum(verify)
         steps = [sum(each > depth for each in draft) for depth in range(max(draft))]
         verify_s, draft_s = self.verify(size), sum(map(self.step, steps))
         self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s))
-        gave = 0.0
+        gave, tokens = 0.0, len(self.rows)
         for row, chance, count in zip(self.rows, self.chances, verify, strict=True):
             kept = 0
             while kept < count and self.random.random() < chance:
                 kept += 1
             if count:
                 row.record(HEAD, count, kept)
+            tokens += kept
             gave += sum(chance**depth for depth in range(count + 1))
+        self.controller.record("plain", size, tokens, steps)
         self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
         self.left = draft
         return gave, verify_s + draft_s
@@ -184,7 +185,7 @@ def test_depths_do_not_thrash(rows, chance):
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_no_other_plan_is_better(machine):
+def test_no_other_depth_for_some_or_all_is_better(machine):
     verify, step = MACHINES[machine]
     costs = RoundCosts()
     for size in range(1, 20):
@@ -195,10 +196,11 @@ def test_no_other_plan_is_better(machine):
         for _ in range(20):
             row.record(HEAD, 4, kept)
     scene = Scene(rows, costs, "plain", 4)
-    rate, deepest, count = scene.search(scene.reach, scene.table)
-    rates = {plan: scene.gives(plan) / scene.cost(plan) for plan in product(range(5), repeat=3)}
-    assert rate == pytest.approx(max(rates.values()))
-    assert rates[tuple(scene.depths(scene.reach, deepest, count))] == pytest.approx(rate)
+    rate, depths = scene.search(scene.reach, scene.table)
+    plans = [[depth * drafts for drafts in some] for depth in range(5) for some in product((0, 1), repeat=3)]
+    best = max(scene.gives(plan) / scene.cost(plan) for plan in plans)
+    assert best / (1 + PARKED) <= rate <= best * (1 + 1e-9)
+    assert scene.gives(depths) / scene.cost(depths) == pytest.approx(rate)
 
 
 def test_an_asked_depth_is_kept():
@@ -246,26 +248,27 @@ def test_a_row_without_drafts_is_never_given_up():
     assert 600 / 512 < tried <= 600 / 16
 
 
-def test_windows_are_cut_when_the_batch_has_grown():
-    alone = Simulation("cpu", [0.5] * 16)
-    alone.run(300)
-    rows = alone.rows[:8]
-    likely = [[0.9, 0.8]] * 8
-    assert alone.controller.trim(rows[:1], "plain", likely[:1]) == [2]
-    hardly = [[0.2, 0.05]] * 16
-    assert sum(alone.controller.trim(alone.rows, "plain", hardly)) == 0
-    asked = [RowDepth(asked=2), *alone.rows[1:]]
-    assert alone.controller.trim(asked, "plain", hardly)[0] == 2
+def test_a_draft_costs_more_where_the_machine_is_busy():
+    simulation = Simulation("cpu", [0.5] * 16)
+    simulation.run(300)
+    assert DepthController(RoundCosts(), 8).price("plain", 16) == 0.0  # nothing is known yet
+    alone, crowded = (simulation.controller.price("plain", tokens) for tokens in (2, 24))
+    assert 0.0 < alone < crowded
+    assert crowded == pytest.approx(simulation.fixed(0) * (cpu(32) - cpu(16)) / 16, rel=0.3)
 
 
 def test_it_says_why():
     assert RowDepth(asked=2).why == "depth 2 was asked for"
     assert RowDepth(deepest=8).why == "no round was planned yet"
-    simulation = Simulation("cpu", [0.05])
-    simulation.run(300)
-    (row,) = simulation.rows
-    assert row.why.startswith("a draft is kept ")
-    assert 15 <= int(row.why.split()[-2]) <= 22  # a draft and its step cost about a sixth of a plain round
+    reasons = []
+    for seed in range(5):
+        simulation = Simulation("cpu", [0.05], seed)
+        simulation.run(300)
+        (row,) = simulation.rows
+        reasons.append(row.why)
+    assert all(reason.startswith("a draft is kept ") for reason in reasons)
+    # A draft and its step cost about a sixth of a plain round.
+    assert 15 <= sorted(int(reason.split()[-2]) for reason in reasons)[2] <= 22
     row.depth, row.cap = 3, 1
     assert row.why == "at most 1 drafts are allowed now"
     explained = simulation.controller.explain()
@@ -296,7 +299,10 @@ def test_a_fresh_row_leans_on_the_others():
     assert fresh.reach(HEAD, 1)[0] < 0.05
     for _ in range(12):
         fresh.record(HEAD, 2, 2)
-    assert fresh.reach(HEAD, 2)[1] > 0.6
+    assert fresh.reach(HEAD, 2)[1] > 0.5
+    for _ in range(12):
+        fresh.record(HEAD, 2, 2)
+    assert fresh.reach(HEAD, 2)[1] > 0.65
 
 
 def test_content_that_turns_is_learnt_sooner_than_it_is_forgotten():

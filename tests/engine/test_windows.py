@@ -118,18 +118,37 @@ def test_the_head_leaves_nothing_for_a_row_it_does_not_follow():
 
 
 def test_the_drafts_that_promise_most_stand_in_the_window():
-    proposers = (Says([5, 6, 7]), Says([8], "prediction"))
+    proposers = (Says([5, 6, 7], match=LONG_MATCH), Says([8], "prediction"))
     windows, job = make(depth=4, max_tokens=30, left=2, known=(1, 2), proposers=proposers)
     window = plan(windows, job)
     assert (window.drafter, window.verify, window.given) == ("ngram", 3, (5, 6, 7))
 
 
 def test_a_drafter_that_is_mostly_wrong_loses_its_place():
-    windows, job = make(depth=4, max_tokens=200, left=4, limits={"context": 300}, proposers=(Says([5, 6, 7, 8]),))
+    windows, job = make(
+        depth=4, max_tokens=200, left=4, limits={"context": 300}, proposers=(Says([5, 6, 7, 8], "prediction"),)
+    )
     for _ in range(20):
-        job.drafting.depth.record("ngram", 4, 0)
+        job.drafting.depth.record("prediction", 4, 0)
     window = plan(windows, job)
     assert (window.drafter, window.verify, window.given) == ("mtp", 4, None)
+
+
+def test_a_short_match_does_not_stand_in_for_the_head():
+    windows, job = make(depth=4, max_tokens=30, left=1, proposers=(Says([5, 6, 7], match=LONG_MATCH - 1),))
+    assert plan(windows, job).drafter == "mtp"
+    windows, job = make(depth=4, max_tokens=30, head=False, proposers=(Says([5, 6, 7], match=LONG_MATCH - 1),))
+    assert plan(windows, job).drafter == "ngram"
+
+
+@pytest.mark.parametrize(("price", "verify"), [(0.0, 4), (0.3, 3), (0.6, 1), (0.9, 0)])
+def test_no_more_is_proposed_than_pays(price, verify):
+    """Drafts that are kept with a chance of 0.7 each."""
+    _, job = make(depth=None, head=False, max_tokens=30, proposers=(Says([5, 6, 7, 8], "prediction"),))
+    offer = job.drafting.offer(4, price)
+    assert (offer.count, offer.given[:verify] if offer.given else ()) == (verify, (5, 6, 7, 8)[:verify])
+    _, job = make(depth=4, head=False, max_tokens=30, proposers=(Says([5, 6, 7, 8], "prediction"),))
+    assert job.drafting.offer(4, price).count == 4  # a depth that was asked for is kept
 
 
 @pytest.mark.parametrize(("match", "source"), [(LONG_MATCH - 1, "ngram"), (LONG_MATCH, "ngram, long match")])
@@ -142,14 +161,14 @@ def test_drafts_that_much_speaks_for_are_judged_apart(match, source):
 
 
 def test_the_head_rests_while_a_proposer_has_more():
-    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(20)),))
+    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(20), "prediction"),))
     assert sizes(plan(windows, job)) == (3, 0)
-    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(3)),))
+    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(3), "prediction"),))
     assert sizes(plan(windows, job)) == (3, 3)
 
 
 def test_proposals_end_with_what_is_wanted():
-    windows, job = make(depth=8, max_tokens=4, proposers=(Says(range(20)),))
+    windows, job = make(depth=8, max_tokens=4, proposers=(Says(range(20), "prediction"),))
     assert sizes(plan(windows, job)) == (3, 0)
 
 
@@ -169,7 +188,7 @@ def test_drafts_that_the_grammar_forbids_stay_out():
     windows, job = make(depth=4, left=3, known=(1, 2, 30), guide=Allows(20))
     window = plan(windows, job)
     assert (window.drafter, window.verify) == ("mtp", 2)
-    windows, job = make(depth=4, proposers=(Says([1, 30, 2]),), guide=Allows(20))
+    windows, job = make(depth=4, proposers=(Says([1, 30, 2], match=LONG_MATCH),), guide=Allows(20))
     window = plan(windows, job)
     assert (window.drafter, window.given) == ("ngram", (1,))
 
@@ -180,7 +199,7 @@ def test_what_the_grammar_forces_is_drafted():
     assert (window.drafter, window.given) == ("grammar", (3, 4))
 
 
-@pytest.mark.parametrize(("left", "known", "proposers"), [(2, (4, 5), ()), (0, (), (Says([4, 5]),))])
+@pytest.mark.parametrize(("left", "known", "proposers"), [(2, (4, 5), ()), (0, (), (Says([4, 5], match=LONG_MATCH),))])
 def test_masks_are_those_of_the_drafts_in_the_window(left, known, proposers):
     windows, job = make(depth=2, left=left, known=known, proposers=proposers, guide=Allows(20))
     assert plan(windows, job).masks().tolist() == [[2, 4, 5]] * 3

@@ -76,7 +76,7 @@ class HeadDrafter:
         return self._cold
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
-        self.head(hidden, tokens, step)
+        self.head.remember(hidden, tokens, step)
 
     def follow(self, feed: Feed) -> None:
         self.backlog.add(feed)
@@ -107,7 +107,7 @@ class HeadDrafter:
         late = tuple(row for row in rows if self.backlog.most[row] >= least)
         if late:
             feed = self.backlog.take(late)
-            self.head(feed.hidden, feed.tokens, Window(self.cache, feed.layout, feed.starts, feed.kept))
+            self.head.remember(feed.hidden, feed.tokens, Window(self.cache, feed.layout, feed.starts, feed.kept))
 
     def _feed(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headlong.backends.torch.cache import MAX_WIDTH, SPARE_PAGE, Cache
 from headlong.backends.torch.kernels import gated_delta
-from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention
+from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention, write
 from headlong.backends.torch.kernels.experts import Experts, experts, window_experts
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear
@@ -32,6 +32,9 @@ class Step(Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k, v [N, K, D] and attend with q [N, A, D] -> [N, A, D]."""
+
+    def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Write k, v [N, K, D] alone."""
 
     def recur(self, layer: int, projected: Tensor, delta: Delta) -> Tensor:
         """A Gated DeltaNet layer between its projections: [N, ...] -> [N, heads Dv]."""
@@ -80,6 +83,9 @@ class Window:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return window_attention(self.cache.pages[layer], self.places, q, k, v)
 
+    def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
+        write(self.cache.pages[layer], self.places.write_pages, self.positions, k, v)
+
     def recur(self, layer: int, projected: Tensor, delta: Delta) -> Tensor:
         return gated_delta.window(delta, self.cache.memories[layer], projected, self.kept, self.layout)
 
@@ -101,6 +107,9 @@ class Prefill:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return chunk_attention(self.cache.pages[layer], self.table, self.positions, q, k, v)
+
+    def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
+        write(self.cache.pages[layer], self.table[self.positions // self.cache.limits.page], self.positions, k, v)
 
     def recur(self, layer: int, projected: Tensor, delta: Delta) -> Tensor:
         return gated_delta.chunk(delta, self.cache.memories[layer], projected, self.row)

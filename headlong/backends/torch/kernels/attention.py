@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.native.library import Kernels, library
+from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
 
@@ -51,27 +51,18 @@ def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tens
     lib = library(pages.keys, q)
     if lib is None:
         return _reference(pages, places, q, k, v)
-    offsets = places.layout.offsets.data_ptr()
-    return _native(lib, pages, (q, k, v), (places.write_pages.data_ptr(), offsets), places.positions, places.read_pages)
-
-
-def _native(
-    lib: Kernels,
-    pages: Pages,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    places: tuple[int | None, int | None],
-    positions: Tensor,
-    table: Tensor,
-) -> Tensor:
-    """places: addresses of the pages to write to, or none where the table [B, S] says it, and of the rows' offsets, or
-    none where there is one row."""
-    out, (write_pages, offsets) = qkv[0].new_empty(qkv[0].shape), places
-    tokens, heads, _ = out.shape
-    tensors = (t.data_ptr() for t in (out, *qkv))
-    strides = (t.stride(0) for t in qkv)
-    where = (write_pages, positions.data_ptr(), offsets, table.data_ptr())
-    lib.attend(pages.native(heads), *tensors, *strides, *where, table.shape[-1], tokens)
+    out = q.new_empty(q.shape)
+    where = _addresses(places.write_pages, places.positions, places.layout.offsets, places.read_pages)
+    lib.attend(pages.native(q.shape[1]), *_native(out, q, k, v), *where, places.read_pages.shape[-1], len(q))
     return out
+
+
+def _native(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    return *(t.data_ptr() for t in (out, q, k, v)), *(t.stride(0) for t in (q, k, v))
+
+
+def _addresses(*tensors: Tensor | None) -> tuple[int | None, ...]:
+    return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
 def _reference(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -103,7 +94,10 @@ def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k
     """The last T tokens of a row with this table of pages, at positions [T] -> [T, A, D]."""
     lib = library(pages.keys, q)
     if lib is not None:
-        return _native(lib, pages, (q, k, v), (None, None), positions, table)
+        out = q.new_empty(q.shape)
+        where = _addresses(None, positions, None, table)  # one row, whose table says where to write
+        lib.attend(pages.native(q.shape[1]), *_native(out, q, k, v), *where, table.shape[-1], len(q))
+        return out
     write(pages, table[positions // pages.keys.shape[2]], positions, k, v)
     keys, values = (x[table].transpose(0, 1).flatten(1, 2)[None] for x in (pages.keys, pages.values))
     mask = torch.arange(keys.shape[2], device=q.device) <= positions[:, None]
@@ -114,6 +108,12 @@ def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k
 
 
 def write(pages: Pages, write_pages: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+    """k, v [N, K, D] alone, for tokens whose own attention nobody asks for."""
+    lib = library(pages.keys, k)
+    if lib is not None:
+        where = _addresses(write_pages, positions, None, None)
+        lib.remember(pages.native(k.shape[1]), *_native(k, k, k, v), *where, 0, len(k))
+        return
     slots = positions % pages.keys.shape[2]
     pages.keys[write_pages, :, slots] = k
     pages.values[write_pages, :, slots] = v

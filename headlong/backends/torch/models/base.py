@@ -14,6 +14,9 @@ class Head(Protocol):
     def __call__(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
         """hidden [N, H] of positions i and tokens [N] at i + 1 -> hidden [N, H] that predicts token i + 2."""
 
+    def remember(self, hidden: Tensor, tokens: Tensor, step: Step) -> None:
+        """Take pairs that nothing is asked of: what later ones see of them, and nothing else, is computed."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, H] -> [N, vocab] in float32. Drafts decide nothing, so this may be approximate."""
 

@@ -44,6 +44,12 @@ class Attention:
         mixed = step.attend(self.layer, qk[:, : self.queries], qk[:, self.queries :], v.unflatten(-1, (-1, self.dim)))
         return step.linear(gated(mixed.flatten(1), gate), self.o_proj)
 
+    def remember(self, key_value: Tensor, step: Step) -> None:
+        """Keys and values [N, 2 K D] as projected, for tokens whose own attention nobody asks for."""
+        k, v = key_value.chunk(2, -1)
+        k = self.rope.normed(k, self.qk_norm[self.queries :], self.eps, step.positions)
+        step.remember(self.layer, k, v.unflatten(-1, (-1, self.dim)))
+
 
 class GatedDeltaNet:
     """Linear attention with a recurrent state."""
@@ -188,11 +194,19 @@ class Qwen35Head:
         self.fc = loader.linear(2 * h, fc=h)
         self.pre_fc_norm = torch.stack([loader.norm(f"pre_fc_norm_{part}", h) for part in ("embedding", "hidden")])
         inner = loader.under("layers.0")
-        attention = Attention(config, inner.under("self_attn"), layer, rope)
-        self.layer = Layer(config, inner, attention, sparse=config.num_experts > 0)
+        self.attention = Attention(config, inner.under("self_attn"), layer, rope)
+        keys = config.num_key_value_heads * config.head_dim
+        self.key_value = inner.under("self_attn").linear(h, k_proj=keys, v_proj=keys)
+        self.layer = Layer(config, inner, self.attention, sparse=config.num_experts > 0)
         self.norm = loader.norm("norm", h)
 
     def __call__(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
-        pair = pair_norm(self.embed(tokens), hidden, self.pre_fc_norm, self.eps)
-        x, add = self.layer(step.linear(pair, self.fc), None, step)
+        x, add = self.layer(self._join(hidden, tokens, step), None, step)
         return add_norm(x, add, self.norm, self.eps)[1]
+
+    def remember(self, hidden: Tensor, tokens: Tensor, step: Step) -> None:
+        _, x = add_norm(self._join(hidden, tokens, step), None, self.layer.input_layernorm, self.eps)
+        self.attention.remember(step.linear(x, self.key_value), step)
+
+    def _join(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
+        return step.linear(pair_norm(self.embed(tokens), hidden, self.pre_fc_norm, self.eps), self.fc)

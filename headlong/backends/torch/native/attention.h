@@ -229,6 +229,14 @@ static void write_keys(const Attend *a) {
     }
 }
 
+/* Write k and v [N, kv_heads, dim] alone, for tokens whose own attention nobody asks for. */
+void remember(const Attend *a) {
+    const int64_t one_row[2] = {0, a->n};
+    Attend all = *a;
+    if (!all.offsets) all.offsets = one_row;
+    write_keys(&all);
+}
+
 /* Write k [N, kv_heads, dim] (rows `k_stride` apart, v likewise) to its pages, then attend with q [N, heads, dim];
  * a token of row b sees the keys up to its own position through row b of the table [B, table_width]. */
 void attend(const Attend *a) {

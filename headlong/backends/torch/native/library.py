@@ -33,6 +33,7 @@ SIGNATURES = {
     "gate": "ppplll",
     "norm_rope": "pppppplllllf",
     "attend": "ppppplllppppll",
+    "remember": "ppppplllppppll",
     "delta_window": "ppppppll",
     "delta_chunk": "ppppll",
     "delta_fold": "pppplllll",
