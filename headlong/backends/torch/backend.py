@@ -8,6 +8,7 @@ import torch
 from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import Drafter, HeadDrafter
+from headlong.backends.torch.gpu.rounds import GraphHandle, GraphRounds
 from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.models import FAMILIES
 from headlong.backends.torch.native.library import DEFAULT_THREADS, library, torch_threads
@@ -50,10 +51,11 @@ class TorchBackend:
             page_bytes = shape.page_bytes(settings.page, dtype)
             self.limits = _limits(settings, context, config.vocab_size, page_bytes, reason, about)
             cache = Cache(shape, self.limits, dtype, self.device)
-            chain = Chain(self.limits.rows, config.vocab_size, self.device)
+            chain = Chain(cache.rows, config.vocab_size, self.device)
             if drafter is None and self.model.head is not None:
                 drafter = HeadDrafter(self.model.head, cache, chain)
-            self.rounds = Rounds(self.model, cache, chain, drafter)
+            kind = GraphRounds if self.device.type == "cuda" else Rounds
+            self.rounds = kind(self.model, cache, chain, drafter)
         self.left = [0] * self.limits.rows  # drafts each row's last pass left
         self.starts: dict[int, Start] = {}
 
@@ -76,7 +78,7 @@ class TorchBackend:
             self.rounds.prefill(chunk)
         self.left[chunk.row] = chunk.draft
 
-    def round(self, plan: Sequence[RowPlan]) -> RoundHandle:
+    def round(self, plan: Sequence[RowPlan]) -> RoundHandle | GraphHandle:
         for row in plan:
             found = self.left[row.row] if row.drafts is None else len(row.drafts)
             if row.verify > found or row.verify > MAX_DEPTH:

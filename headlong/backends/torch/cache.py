@@ -55,18 +55,20 @@ class Cache:
 
     def __init__(self, shape: CacheShape, limits: Limits, dtype: torch.dtype, device: torch.device) -> None:
         self.limits, self.device = limits, device
+        # A GPU's last row is nobody's: batches are padded with it.
+        self.rows = limits.rows + (device.type == "cuda")
         pages = (limits.pages + RESERVED_PAGES, shape.kv_heads, limits.page, shape.head_dim)
         # Not zeroed here: memory is touched when a page is first given to a row.
         self.pages = [
             Pages(torch.empty(pages, dtype=dtype, device=device), torch.empty(pages, dtype=dtype, device=device))
             for _ in range(shape.attention_layers)
         ]
-        table = (limits.rows, -(-limits.context // limits.page) + 1)
+        table = (self.rows, -(-limits.context // limits.page) + 1)
         self.table = torch.full(table, NULL_PAGE, dtype=torch.long, device=device)
-        self.owned = [0] * limits.rows  # pages in each row's table, known on the host
-        state = (limits.rows, shape.heads, shape.key_dim, shape.value_dim)
-        waiting = (limits.rows, MAX_WIDTH, shape.heads, shape.key_dim + shape.value_dim + 1)
-        inputs = (limits.rows, shape.conv_kernel - 1 + MAX_WIDTH, shape.conv_channels)
+        self.owned = [0] * self.rows  # pages in each row's table, known on the host
+        state = (self.rows, shape.heads, shape.key_dim, shape.value_dim)
+        waiting = (self.rows, MAX_WIDTH, shape.heads, shape.key_dim + shape.value_dim + 1)
+        inputs = (self.rows, shape.conv_kernel - 1 + MAX_WIDTH, shape.conv_channels)
         self.memories = [
             Memory(
                 torch.zeros(state, dtype=torch.float32, device=device),
@@ -75,8 +77,8 @@ class Cache:
             )
             for _ in range(shape.recurrent_layers)
         ]
-        self.kept = torch.zeros(limits.rows, dtype=torch.long, device=device)
-        self.widths = [0] * limits.rows  # of each row's last window, known on the host
+        self.kept = torch.zeros(self.rows, dtype=torch.long, device=device)
+        self.widths = [0] * self.rows  # of each row's last window, known on the host
         # Of rows and widths. Most rounds are laid out as one before them, whose tensors are on the device already.
         self.layout = lru_cache(MOST_LAYOUTS)(partial(Layout.of, device=device))
         self._zero_pages([NULL_PAGE, SPARE_PAGE])

@@ -79,8 +79,11 @@ class HeadDrafter:
         self.head.remember(hidden, tokens, step)
 
     def follow(self, feed: Feed) -> None:
-        self.backlog.add(feed)
-        self._catch_up(feed.layout.rows, BACKLOG)
+        if self.cache.device.type == "cuda":  # taking them in costs less than the host's part in setting them aside
+            self._take_in(feed)
+        else:
+            self.backlog.add(feed)
+            self._catch_up(feed.layout.rows, BACKLOG)
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         self._catch_up(feed.layout.rows, 1)
@@ -91,7 +94,7 @@ class HeadDrafter:
         for j in range(depths[0]):
             if j:
                 count = sum(depth > j for depth in depths)
-                rows = self.cache.layout(feed.layout.rows[:count], (1,) * count)
+                rows = feed.layout.ones(count)
                 starts, counts, hidden, tokens = starts[:count], rows.sizes, hidden[:count], tokens[:count]
             hidden, logits = self.feed(rows, rows.index, rows.offsets, starts, counts, hidden, tokens)
             self._cold |= self.feed.cold
@@ -106,8 +109,10 @@ class HeadDrafter:
         """Feed what was set aside of those rows that have at least so many pairs."""
         late = tuple(row for row in rows if self.backlog.most[row] >= least)
         if late:
-            feed = self.backlog.take(late)
-            self.head.remember(feed.hidden, feed.tokens, Window(self.cache, feed.layout, feed.starts, feed.kept))
+            self._take_in(self.backlog.take(late))
+
+    def _take_in(self, feed: Feed) -> None:
+        self.head.remember(feed.hidden, feed.tokens, Window(self.cache, feed.layout, feed.starts, feed.kept))
 
     def _feed(
         self,

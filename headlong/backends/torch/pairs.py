@@ -45,7 +45,7 @@ class Backlog:
 
     def __init__(self, cache: Cache) -> None:
         self.cache = cache
-        rows, device = cache.limits.rows, cache.device
+        rows, device = cache.rows, cache.device
         self.room = BACKLOG + MAX_WIDTH
         self.most = [0] * rows
         self.counts = torch.zeros(rows, dtype=torch.long, device=device)

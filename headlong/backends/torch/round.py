@@ -82,7 +82,7 @@ class Rounds:
 
     def __init__(self, model: Model, cache: Cache, chain: Chain, drafter: Drafter | None) -> None:
         self.model, self.cache, self.chain, self.drafter = model, cache, chain, drafter
-        rows, device = cache.limits.rows, cache.device
+        rows, device = cache.rows, cache.device
         self.length = torch.zeros(rows, dtype=torch.long, device=device)
         self.windows = torch.zeros(rows, MAX_WIDTH, dtype=torch.long, device=device)
         self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
@@ -158,9 +158,9 @@ class Rounds:
         self, layout: Layout, index: Tensor, offsets: Tensor, starts: Tensor, window: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Windows [N] -> hidden [N, H] and logits [N, V]."""
-        step = Window(self.cache, layout.at(index, offsets), starts)
+        step = Window(self.cache, layout.at(index, offsets), starts, layout.counts)
         hidden = self.model(window, step)
-        return hidden, self.model.logits(hidden, step)
+        return hidden, self.model.logits(hidden)
 
     def _commit(self, feed: Feed) -> None:
         layout, lengths = feed.layout, feed.lengths
@@ -198,6 +198,6 @@ class Rounds:
     def _room_for_probs(self) -> Tensor:
         """Made when a row first needs it: it is as large as the vocabulary for every row and draft."""
         if self.draft_probs is None:
-            shape = (self.cache.limits.rows, MAX_DEPTH, self.chain.vocab)
+            shape = (self.cache.rows, MAX_DEPTH, self.chain.vocab)
             self.draft_probs = torch.zeros(shape, dtype=torch.float32, device=self.cache.device)
         return self.draft_probs

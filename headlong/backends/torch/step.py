@@ -14,7 +14,8 @@ from headlong.backends.torch.kernels import gated_delta
 from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention, write
 from headlong.backends.torch.kernels.experts import Experts, experts, window_experts
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
-from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear
+from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear, linear_swiglu
+from headlong.backends.torch.kernels.norm import swiglu
 from headlong.backends.torch.native.library import Kernels, library
 from headlong.backends.torch.ragged import Layout
 
@@ -26,6 +27,9 @@ class Step(Protocol):
 
     def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         """x [N, in] -> [N, out]."""
+
+    def swiglu(self, x: Tensor, gate_up: Weight | Int8Weight) -> Tensor:
+        """x [N, in], gate_up [2 I, in] with the gate first -> silu(gate) * up, [N, I]."""
 
     def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
         """x [N, H] through the experts ids [N, T], added by shares [N, T] -> [N, H]."""
@@ -58,6 +62,10 @@ class Window:
         write_pages = table[layout.owners, page_index]
         if counts is not None:
             write_pages = torch.where(layout.steps < counts[layout.owners], write_pages, SPARE_PAGE)
+        if cache.device.type == "cuda":  # a captured round must not depend on what the host knows of its rows
+            return Places(layout, positions, write_pages, table), Kept(
+                layout.index, cache.kept[layout.index], MAX_WIDTH
+            )
         read_pages = table[:, : max(cache.owned[row] for row in layout.rows)].contiguous()
         kept = Kept(layout.index, cache.kept[layout.index], max(cache.widths[row] for row in layout.rows))
         return Places(layout, positions, write_pages, read_pages), kept
@@ -76,6 +84,9 @@ class Window:
 
     def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         return linear(x, weight)
+
+    def swiglu(self, x: Tensor, gate_up: Weight | Int8Weight) -> Tensor:
+        return linear_swiglu(x, gate_up)
 
     def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
         return window_experts(x, shares, ids, gate_up, down)
@@ -101,6 +112,9 @@ class Prefill:
 
     def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         return weight.multiply(x)
+
+    def swiglu(self, x: Tensor, gate_up: Weight | Int8Weight) -> Tensor:
+        return swiglu(gate_up.multiply(x))
 
     def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
         return experts(x, shares, ids, gate_up.each, down.each, self.linear)

@@ -139,7 +139,7 @@ def test_prompt_then_true_pairs_then_a_chain(folder, kernels):
         for j, (hidden, token) in enumerate(pairs):
             wanted = other(hidden.numpy(), int(token), first + j)
             np.testing.assert_allclose(found[j].numpy(), wanted, atol=TOLERANCE, rtol=0)
-            np.testing.assert_allclose(model.logits(found[j : j + 1], step)[0], other.logits(wanted), atol=TOLERANCE)
+            np.testing.assert_allclose(model.logits(found[j : j + 1])[0], other.logits(wanted), atol=TOLERANCE)
 
     for start in (0, CHUNK):
         count = min(CHUNK, prompt - start)
@@ -158,13 +158,13 @@ def test_prompt_then_true_pairs_then_a_chain(folder, kernels):
             step = window(last, token, first, 1)
             found = model.head(last, token, step)
             compare(found, [(last[0], token[0])], first)
-            last, token, first = found, model.logits(found, step).argmax(-1), first + 1
+            last, token, first = found, model.logits(found).argmax(-1), first + 1
         if turn == 0:
             first = prompt
             step = window(hidden[-3:], tokens[-3:], first, 2)
             found = model.head(hidden[-3:], tokens[-3:], step)[:2]
             compare(found, zip(hidden[-3:-1], tokens[-3:-1], strict=True), first)
-            last, token, first = found[-1:], model.logits(found[-1:], step).argmax(-1), first + 2
+            last, token, first = found[-1:], model.logits(found[-1:]).argmax(-1), first + 2
 
 
 @pytest.mark.usefixtures("exact_head")

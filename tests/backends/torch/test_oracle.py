@@ -107,7 +107,7 @@ class Feeder:
             chunk = tokens[start : start + CHUNK]
             self.grow(row, start + len(chunk))
             step = Prefill(self.cache, row, start, len(chunk))
-            self.logits[row] += self.model.logits(self.model(torch.tensor(chunk), step), step)
+            self.logits[row] += self.model.logits(self.model(torch.tensor(chunk), step))
         self.length[row] = len(tokens)
 
     def window(self, tokens: dict[int, list[int]], kept: dict[int, int]) -> None:
@@ -118,7 +118,7 @@ class Feeder:
         starts = torch.tensor([self.length[row] for row in rows])
         step = Window(self.cache, self.cache.layout(rows, widths), starts)
         flat = torch.tensor([token for mine in tokens.values() for token in mine])
-        logits = self.model.logits(self.model(flat, step), step)
+        logits = self.model.logits(self.model(flat, step))
         for row, width, mine in zip(rows, widths, logits.split(widths), strict=True):
             self.logits[row] += mine[: kept[row]]
             self.length[row] += kept[row]

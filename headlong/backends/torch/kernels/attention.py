@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import fused, paged_attention
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
@@ -48,6 +49,8 @@ class Places:
 
 def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Write k, v [N, K, D], then attend with q [N, A, D]; a token sees its row up to itself -> [N, A, D]."""
+    if fused(pages.keys, q):
+        return paged_attention().window_attention(pages, places, q, k, v)
     lib = library(pages.keys, q)
     if lib is None:
         return _reference(pages, places, q, k, v)
@@ -109,6 +112,9 @@ def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k
 
 def write(pages: Pages, write_pages: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
     """k, v [N, K, D] alone, for tokens whose own attention nobody asks for."""
+    if fused(pages.keys, k):
+        paged_attention().write(pages, write_pages, positions, k, v)
+        return
     lib = library(pages.keys, k)
     if lib is not None:
         where = _addresses(write_pages, positions, None, None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import fused, recurrence
 from headlong.backends.torch.kernels.norm import gated_rms_norm, l2_norm, sigmoid, silu, softplus
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
@@ -97,6 +98,8 @@ class Kept:
 
 def window(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, layout: Layout) -> Tensor:
     """Fold what was kept, then run windows: projected [N, ...] -> [N, heads Dv], gated."""
+    if fused(projected, memory.inputs):
+        return recurrence().window(delta, memory, projected, kept, layout)
     lib = library(projected, memory.inputs)
     if lib is None:
         return _window_reference(delta, memory, projected, kept, layout)

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import fused, products
+from headlong.backends.torch.kernels.norm import swiglu
 from headlong.backends.torch.native import huge
 from headlong.backends.torch.native.library import Kernels, library
 
@@ -38,16 +40,32 @@ class Weight:
         return torch.nn.functional.linear(x, self.matrix.to(x.dtype))
 
 
+def logits(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
+    """x [N, in] -> [N, out] in float32, each row as if it were alone."""
+    if isinstance(weight, Weight) and fused(x, weight.matrix):
+        return products().linear(x, weight.matrix, dtype=torch.float32)
+    return linear(x, weight).float()
+
+
 def linear(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
     """x [N, in] -> [N, out], each row as if it were alone."""
     rows = x.shape[0]
     if isinstance(weight, Int8Weight) or weight.native:
         return weight.multiply(x)
+    if fused(x, weight.matrix):
+        return products().linear(x, weight.matrix)
     if weight.rows_agree:
         # One row takes a matrix-vector path with other bits, so it travels with a copy of itself.
         return weight.multiply(x) if rows > 1 else weight.multiply(torch.cat([x, x]))[:1]
     padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % FIXED_TILE))
     return torch.cat([weight.multiply(tile) for tile in padded.split(FIXED_TILE)])[:rows]
+
+
+def linear_swiglu(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
+    """x [N, in], weight [2 I, in] with the gate first -> silu(gate) * up, [N, I]."""
+    if isinstance(weight, Weight) and fused(x, weight.matrix):
+        return products().linear_swiglu(x, weight.matrix)
+    return swiglu(linear(x, weight))
 
 
 def _native(x: Tensor, weight: Weight, lib: Kernels) -> Tensor:

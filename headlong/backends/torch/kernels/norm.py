@@ -8,11 +8,14 @@ them.
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import fused, norms
 from headlong.backends.torch.native.library import library
 
 
 def add_norm(x: Tensor, add: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + add, and its norm over the last dimension; weight is the whole factor, float32. x may be overwritten."""
+    if fused(x):
+        return norms().add_norm(x.contiguous(), add, weight, eps)
     lib = library(x)
     if lib is None:
         x = x if add is None else x + add
@@ -31,6 +34,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def pair_norm(first: Tensor, second: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The norms of two [N, size] side by side, [N, 2 size]; weight [2, size]."""
+    if fused(first, second):
+        return norms().pair_norm(first, second, weight, eps)
     lib = library(first, second)
     if lib is None:
         return rms_norm(torch.stack([first, second], 1), weight, eps).flatten(1)
@@ -61,6 +66,8 @@ def softplus(x: Tensor) -> Tensor:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """[N, 2 I], gate first -> silu(gate) * up, [N, I]."""
+    if fused(gate_up):
+        return norms().swiglu(gate_up)
     lib = library(gate_up)
     if lib is None:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -73,6 +80,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def gated(x: Tensor, gate: Tensor) -> Tensor:
     """x * sigmoid(gate), both [N, size]; the gate may be columns of a wider tensor."""
+    if fused(x):
+        return norms().gated(x.contiguous(), gate)
     lib = library(x)
     if lib is None:
         return x * sigmoid(gate)

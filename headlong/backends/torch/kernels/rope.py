@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import fused, norms
 from headlong.backends.torch.kernels.norm import rms_norm
 from headlong.backends.torch.native.library import library
 
@@ -18,6 +19,8 @@ class Rope:
 
     def normed(self, x: Tensor, weight: Tensor, eps: float, positions: Tensor) -> Tensor:
         """Heads side by side, x [N, heads * D] (columns of a wider tensor), weight [heads, D] -> [N, heads, D]."""
+        if fused(x):
+            return norms().norm_rope(x, weight, eps, (self.cos, self.sin), positions)
         lib = library(x)
         if lib is None:
             return self._turn(rms_norm(x.unflatten(-1, weight.shape), weight, eps), positions)

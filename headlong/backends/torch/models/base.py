@@ -32,5 +32,5 @@ class Model(Protocol):
     def __call__(self, tokens: Tensor, step: Step) -> Tensor:
         """tokens [N] -> hidden states [N, H] after the final norm, which is what the head takes too."""
 
-    def logits(self, hidden: Tensor, step: Step) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """[N, H] -> [N, vocab] in float32."""

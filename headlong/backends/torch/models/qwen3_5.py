@@ -9,8 +9,8 @@ from torch import Tensor
 from headlong.backends.torch.cache import CacheShape
 from headlong.backends.torch.kernels.experts import Experts, route
 from headlong.backends.torch.kernels.gated_delta import Delta
-from headlong.backends.torch.kernels.linear import Weight
-from headlong.backends.torch.kernels.norm import add_norm, gated, pair_norm, swiglu
+from headlong.backends.torch.kernels.linear import Weight, logits
+from headlong.backends.torch.kernels.norm import add_norm, gated, pair_norm
 from headlong.backends.torch.kernels.pick import embed
 from headlong.backends.torch.kernels.rope import Rope
 from headlong.backends.torch.lm_head import DraftHead
@@ -82,7 +82,7 @@ class MLP:
         self.down_proj = loader.linear(inner, down_proj=hidden)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return step.linear(swiglu(step.linear(x, self.gate_up)), self.down_proj)
+        return step.linear(step.swiglu(x, self.gate_up), self.down_proj)
 
 
 class SparseMLP:
@@ -161,8 +161,8 @@ class Qwen35:
             x, add = layer(x, add, step)
         return add_norm(x, add, self.norm, self.config.rms_norm_eps)[1]
 
-    def logits(self, hidden: Tensor, step: Step) -> Tensor:
-        return step.linear(hidden, self.lm_head).float()
+    def logits(self, hidden: Tensor) -> Tensor:
+        return logits(hidden, self.lm_head)
 
 
 def _cache_shape(config: Qwen35Config, attention: int, recurrent: int) -> CacheShape:

@@ -101,6 +101,11 @@ def library(*tensors: Tensor) -> Kernels | None:
     return _load() if _allowed else None
 
 
+def references_alone() -> bool:
+    """Whether no kernels of ours are to be used."""
+    return not _allowed
+
+
 @contextlib.contextmanager
 def references_only() -> Iterator[None]:
     """Within it every kernel takes its PyTorch reference."""

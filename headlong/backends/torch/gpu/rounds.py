@@ -1,0 +1,229 @@
+"""Rounds as captured graphs: one for each shape of a batch, replayed with the rows that are in it now.
+
+    verify   place, target, logits
+    accept   which drafts stand, commit           one graph with the first, unless masks come in between
+    draft    the head's steps, and what the host is told
+
+A batch is padded to a bucket of rows with the row that is nobody's, and all its windows to the widest. What differs
+between two batches of one shape (which rows, how much of each window counts, how many drafts each wants) is read from
+tensors, so a graph knows nothing of it.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from headlong.backends.torch.accept import Trial, Verdict, accept
+from headlong.backends.torch.chain import Needs
+from headlong.backends.torch.pairs import Feed
+from headlong.backends.torch.ragged import Grid, Layout
+from headlong.backends.torch.round import RoundHandle, Rounds, Stopwatch
+from headlong.backends.torch.told import Told, tell
+from headlong.engine.request import Kept, RoundResult, RowPlan
+
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a graph is captured for."""
+
+    width: int  # tokens in every window
+    depth: int  # drafts for every row
+    follows: bool  # the head takes in the round though nobody drafts
+    needs: tuple[Needs, ...]  # of every row, the padding's last
+
+
+@dataclass
+class Captured:
+    """The graphs of one shape and all they read and write."""
+
+    rows: tuple[int, ...]  # that were in the batch when it was captured: the host asks by them what each place needs
+    grid: Grid
+    inputs: Tensor  # [2, B]: rows, and how many tokens of each one's window count
+    masks: Tensor | None  # [B W, ceil(V / 32)]
+    told: Tensor  # [B, 1 + W + D] on the host: how many are kept, the round's tokens, the drafts
+    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
+    trial: Trial | None = None
+    hidden: Tensor | None = None
+    verdict: Verdict | None = None
+
+    def layout(self) -> Layout:
+        """Anew for each part, so that whatever depends on the rows is computed in it."""
+        return Layout(self.rows, self.grid, self.inputs[0], self.inputs[1])
+
+
+@dataclass(frozen=True)
+class GraphHandle:
+    """A round under way. Its figures lie in pinned memory once the device has passed `done`."""
+
+    plan: Sequence[RowPlan]
+    captured: Captured
+    told: Mapping[int, Told]
+    watch: Stopwatch
+    done: torch.cuda.Event
+    cold: bool
+
+    def result(self) -> RoundResult:
+        self.done.synchronize()
+        width, results = self.captured.grid.widest, []
+        for row, (count, *values) in zip(self.plan, self.captured.told.tolist(), strict=False):
+            left = tuple(values[width : width + row.draft])
+            logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
+            results.append(Kept(row.row, tuple(values[:count]), row.verify, left, logprobs))
+        verify_s, draft_s = self.watch.seconds()
+        return RoundResult(results, verify_s, draft_s, self.cold)
+
+
+class GraphRounds(Rounds):
+    """Rounds on a GPU."""
+
+    def run(self, plan: Sequence[RowPlan]) -> RoundHandle | GraphHandle:
+        shape = self._shape(plan)
+        cold = shape not in self._captured
+        if cold:
+            self._captured[shape] = self._capture(shape, plan)
+        captured, watch = self._captured[shape], Stopwatch(self.cache.device)
+        self._fill(captured, plan)
+        watch.mark()
+        self._place_given(plan)
+        verify, *rest = captured.graphs
+        verify.replay()
+        if captured.masks is not None:
+            self._mask(captured, plan)
+            rest.pop(0).replay()
+        watch.mark()
+        told = self._tell(captured, plan)
+        rest[0].replay()
+        watch.mark()
+        done = torch.cuda.Event()
+        done.record()
+        return GraphHandle(plan, captured, told, watch, done, cold)
+
+    @cached_property
+    def _captured(self) -> dict[Shape, Captured]:
+        return {}
+
+    @cached_property
+    def _pool(self) -> tuple[int, int]:
+        """Memory that all graphs share: one runs at a time."""
+        return torch.cuda.graph_pool_handle()
+
+    @property
+    def _spare(self) -> int:
+        return self.cache.rows - 1
+
+    def _shape(self, plan: Sequence[RowPlan]) -> Shape:
+        padding = bucket(len(plan)) - len(plan)
+        depth = max(row.draft for row in plan) if self.drafter else 0
+        follows = self.drafter is not None and any(self.follows[row.row] for row in plan)
+        needs = tuple(self.chain.needs[row.row] for row in plan) + (Needs(),) * padding
+        return Shape(1 + max(row.verify for row in plan), depth, follows, needs)
+
+    def _fill(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
+        padding = captured.inputs.shape[1] - len(plan)
+        rows = [row.row for row in plan] + [self._spare] * padding
+        counts = [1 + row.verify for row in plan] + [1] * padding
+        captured.inputs.copy_(torch.tensor([rows, counts]).pin_memory(), non_blocking=True)
+
+    def _mask(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
+        assert captured.masks is not None
+        captured.masks.fill_(-1)
+        for place, row in enumerate(plan):
+            if row.masks:
+                first = place * captured.grid.widest
+                captured.masks[first : first + 1 + row.verify] = self._tensor(row.masks())
+
+    def _tell(self, captured: Captured, plan: Sequence[RowPlan]) -> dict[int, Told]:
+        if all(self.logprobs[row.row] is None for row in plan):
+            return {}
+        assert captured.trial is not None
+        assert captured.verdict is not None
+        rows = tuple(row.row for row in plan) + (self._spare,) * (captured.inputs.shape[1] - len(plan))
+        layout = Layout(rows, captured.grid, captured.inputs[0])
+        return tell(layout, captured.trial.logits, captured.verdict.tokens, self.logprobs)
+
+    # --- capture -------------------------------------------------------------------------------------------------
+
+    def _capture(self, shape: Shape, plan: Sequence[RowPlan]) -> Captured:
+        """Every part runs once on the row that is nobody's, which builds its kernels, and is then captured."""
+        started = perf_counter()
+        captured = self._empty(shape, plan)
+        if any(needs.rejection for needs in shape.needs):
+            self._room_for_probs()
+        parts = self._parts(shape, captured)
+        for part in parts:
+            part()
+        torch.cuda.synchronize()
+        for part in parts:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                part()
+            captured.graphs.append(graph)
+        sizes = len(shape.needs), shape.width, shape.depth
+        log = logging.getLogger("headlong")
+        log.info("captured rounds of %d rows, %d tokens and %d drafts each: %.1f s", *sizes, perf_counter() - started)
+        return captured
+
+    def _empty(self, shape: Shape, plan: Sequence[RowPlan]) -> Captured:
+        count, device = len(shape.needs), self.cache.device
+        words = -(-self.chain.vocab // 32)
+        masked = any(needs.masked for needs in shape.needs)
+        return Captured(
+            rows=tuple(row.row for row in plan) + (self._spare,) * (count - len(plan)),
+            grid=Grid((shape.width,) * count, device),
+            inputs=torch.tensor([[self._spare] * count, [1] * count], device=device),
+            masks=torch.full((count * shape.width, words), -1, dtype=torch.int32, device=device) if masked else None,
+            told=torch.zeros(count, 1 + shape.width + shape.depth, dtype=torch.long).pin_memory(),
+        )
+
+    def _parts(self, shape: Shape, captured: Captured) -> list[Callable[[], None]]:
+        verify, judge = partial(self._look, captured), partial(self._judge, captured)
+        draft = partial(self._leave, shape, captured)
+        if captured.masks is not None:
+            return [verify, judge, draft]
+        return [lambda: (verify(), judge())[1], draft]
+
+    def _look(self, captured: Captured) -> None:
+        layout = captured.layout()
+        self.length[self._spare].zero_()
+        starts, window = self.length[layout.index], self.windows[layout.token_rows, layout.steps]
+        captured.hidden, logits = self._verify(layout, layout.index, layout.offsets, starts, window)
+        masks = {}
+        if captured.masks is not None:
+            masks = dict(zip(layout.rows, captured.masks.split(layout.widest), strict=True))
+        captured.trial = Trial(layout, starts, window, logits, self.draft_probs, masks)
+
+    def _judge(self, captured: Captured) -> None:
+        assert captured.trial is not None
+        captured.trial = replace(captured.trial, layout=captured.layout())
+        captured.verdict = accept(captured.trial, self.chain)
+        self._commit(self._feed(captured))
+
+    def _leave(self, shape: Shape, captured: Captured) -> None:
+        feed = self._feed(captured)
+        layout = feed.layout
+        parts = [feed.kept[:, None], feed.tokens.view(-1, shape.width)]
+        if shape.depth:
+            self._draft(feed, [shape.depth] * len(layout.rows))
+            parts.append(self.windows[layout.index, 1 : 1 + shape.depth])
+        elif shape.follows:
+            assert self.drafter is not None
+            self.drafter.follow(feed)
+        captured.told.copy_(torch.cat(parts, 1), non_blocking=True)
+
+    def _feed(self, captured: Captured) -> Feed:
+        trial, hidden, verdict = captured.trial, captured.hidden, captured.verdict
+        assert trial is not None
+        assert hidden is not None
+        assert verdict is not None
+        return Feed(captured.layout(), trial.starts, hidden, verdict.tokens, verdict.kept)
+
+
+def bucket(rows: int) -> int:
+    return next((size for size in BUCKETS if rows <= size), rows)
