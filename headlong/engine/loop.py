@@ -9,13 +9,14 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from headlong.engine.answer import Answer
-from headlong.engine.backend import Backend
+from headlong.engine.backend import Backend, Handle
 from headlong.engine.depth import DepthController
 from headlong.engine.prefix import Match
 from headlong.engine.request import Chunk, Emitted, Kept, RoundResult, RowPlan, Start
 from headlong.engine.scheduler import Job, Scheduler
 from headlong.engine.turns import Turns, keep_prefix
 from headlong.engine.windows import Window, Windows
+from headlong.errors import Fault
 from headlong.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,6 +35,20 @@ class Part:
     answer: Answer
     window: Window
     plan: RowPlan
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round under way."""
+
+    parts: Sequence[Part]
+    handle: Handle
+    kind: str
+    started: float
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [part.answer for part in self.parts]
 
 
 class Loop:
@@ -55,18 +70,21 @@ class Loop:
         self._unwritten: list[Answer] = []  # with tokens of the last round
         self._emitted: list[Emitted] = []  # that nobody was told of yet
         self._broken: list[Answer] = []  # whose grammar failed in a round that others share
+        self._flight: Flight | None = None  # between steps, where the device runs by itself
 
     @property
     def busy(self) -> bool:
         """Whether a step has anything to do for somebody."""
-        return bool(self.answers or self._unwritten or self._emitted)
+        return bool(self.answers or self._unwritten or self._emitted or self._flight)
 
     def add(self, answer: Answer) -> None:
         self.answers[answer.job.index] = answer
         self.scheduler.add(answer.job)
 
     def end(self, answer: Answer, reason: str, error: str = "") -> None:
-        """End an answer where it is; what waits to be written is part of it."""
+        """End an answer where it is; what a round under way gives it and what waits to be written is part of it."""
+        if reason != "fault" and self._flight and answer in self._flight.answers:
+            self._land()
         if answer.finish_reason is None:
             self._leave(answer)
             self._emitted += self._attempt([], answer.write) or []
@@ -77,12 +95,15 @@ class Loop:
         try:
             self.turns.drop()
             self._expire()
+            if self._flight and self._fly_on(self._flight):
+                return
+            self._land()
             self._admit()
             self._begin()
             self._run_chunks()
             self._run_round()
         except BaseException as error:
-            ours = isinstance(error, Exception)  # or else somebody wants to stop
+            ours, self._flight = isinstance(error, Exception), None  # or else somebody wants to stop
             for job in list(self.scheduler.running):  # the backend's rows are in an unknown state
                 self.end(self.answers[job.index], *(("fault", _told(error)) if ours else ("cancelled",)))
             if not ours:
@@ -171,6 +192,8 @@ class Loop:
     def _leave(self, answer: Answer) -> None:
         self.answers.pop(answer.job.index, None)
         self.scheduler.remove(answer.job)
+        if self._flight and not any(part.job.index in self.answers for part in self._flight.parts):
+            self._land()  # nobody is in it any more
         row, answer.job.row = answer.job.row, None  # first, or a row whose release is interrupted would go twice
         if row is not None:
             self.backend.release(row)
@@ -212,28 +235,80 @@ class Loop:
     # --- rounds --------------------------------------------------------------------------------------------------
 
     def _run_round(self) -> None:
+        """Plan a round and begin it; where the device runs by itself it is left to, and ends in the next step."""
         started = perf_counter()
-        parts = self._plan_round()
-        if not parts:
-            self._write()
-            return
-        answers = [part.answer for part in parts]
-        handle = self._attempt(answers, self.backend.round, [part.plan for part in parts])
-        self._write()  # of the round before, while this one runs
-        result = None if handle is None else self._attempt(answers, handle.result)
-        if result is not None:
-            kind = _kind([part.job for part in parts])
-            self._record(parts, result, kind)
-            if not self.limits.overlaps:
-                self._write()
-            host_s = perf_counter() - started - result.verify_s - result.draft_s
-            self.controller.costs.record_host(kind, host_s)
-            _count_seconds(parts, host_s, started)
-
-    def _plan_round(self) -> list[Part]:
-        """The most senior rows first: those who make room for them are not planned yet."""
         answers = [self.answers[job.index] for job in self.scheduler.ready()]
         kind = _kind([answer.job for answer in answers])
+        self._flight = self._begin_round(self._plan_round(answers, kind), kind, started)
+        self._write()  # of the round before, while this one runs
+        if not self.limits.overlaps:
+            self._land()
+            self._write()
+
+    def _begin_round(self, parts: Sequence[Part], kind: str, started: float) -> Flight | None:
+        if not parts:
+            return None
+        answers = [part.answer for part in parts]
+        handle = self._attempt(answers, self.backend.round, [part.plan for part in parts])
+        return None if handle is None else Flight(parts, handle, kind, started)
+
+    def _land(self) -> None:
+        """Wait for the round under way, if there is one, and take what it gave."""
+        flight, self._flight = self._flight, None
+        result = None if flight is None else self._attempt(flight.answers, flight.handle.result)
+        if flight is not None and result is not None:
+            self._record(flight.parts, result, flight.kind)
+            host_s = max(0.0, perf_counter() - flight.started - result.verify_s - result.draft_s)
+            self.controller.costs.record_host(flight.kind, host_s)
+            _count_seconds(flight.parts, host_s, flight.started)
+
+    def _fly_on(self, flight: Flight) -> bool:
+        """Begin the next round before the one under way is known, where nothing but its tokens depends on it.
+
+        A row that turns out to have ended has one round too many, which nobody looks at.
+        """
+        if not self._steady(flight):
+            return False
+        for part in flight.parts:
+            part.job.ahead = 1 + part.window.verify
+        try:
+            parts = self._foresee(flight)
+        finally:
+            for part in flight.parts:
+                part.job.ahead = 0
+        following = self._begin_round(parts, flight.kind, flight.started)
+        self._land()
+        # From here on it has the device for itself.
+        self._flight = following and replace(following, started=perf_counter())
+        self._write()
+        return True
+
+    def _steady(self, flight: Flight) -> bool:
+        """Whether the same rows go on, and none of them must end with the round under way."""
+        jobs = [part.job for part in flight.parts]
+        if self.scheduler.changes or len(jobs) != len(self.scheduler.running):
+            return False
+        most = 2 * (1 + self.limits.depth) + 1
+        return self.scheduler.has_room(jobs, most) and all(
+            part.job.index in self.answers
+            and part.window.given is None
+            and part.job.drafting.foreseeable
+            and part.job.remaining > 1 + part.window.verify
+            for part in flight.parts
+        )
+
+    def _foresee(self, flight: Flight) -> list[Part]:
+        offered = [(part.job, self.windows.expected(part.job, part.window)) for part in flight.parts]
+        parts = []
+        for job, window in self.windows.plan(offered, flight.kind):
+            plan = self.scheduler.plan_row(job, window)
+            if plan is None:
+                raise Fault(f"request {job.index} lacks a page that was counted.")
+            parts.append(Part(job, self.answers[job.index], window, plan))
+        return parts
+
+    def _plan_round(self, answers: Sequence[Answer], kind: str) -> list[Part]:
+        """The most senior rows first: those who make room for them are not planned yet."""
         price = self.windows.price(kind, len(answers))
         offers = [(answer, self._attempt([answer], self.windows.offer, answer.job, price)) for answer in answers]
         offered = [(answer.job, offer) for answer, offer in offers if offer is not None]

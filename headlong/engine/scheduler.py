@@ -1,7 +1,7 @@
 """Who waits, who runs, who makes room, and what the next chunk and the next round are."""
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headlong.engine.pages import PagePool
@@ -25,6 +25,7 @@ class Job:
     row: int | None = None
     started: bool = False  # the backend knows its prompt
     length: int = 0  # positions committed to the cache
+    ahead: int = 0  # that a round under way may add at most, while the next one is planned
     pages: list[int] = field(default_factory=list)
     found: int = 0  # positions that came from the prefix cache
     saves: set[int] = field(default_factory=set)  # lengths at which its state is worth keeping
@@ -50,7 +51,12 @@ class Job:
     @property
     def remaining(self) -> int:
         """Tokens still wanted. Each one commits the token before it, so lengths count them."""
-        return self.prefill_end + self.max_tokens - self.length
+        return self.prefill_end + self.max_tokens - self.reach
+
+    @property
+    def reach(self) -> int:
+        """Positions that may be committed when the round that is planned begins."""
+        return self.length + self.ahead
 
     @property
     def seniority(self) -> tuple[int, int]:
@@ -188,10 +194,21 @@ class Scheduler:
 
     def plan_row(self, job: Job, window: Window) -> RowPlan | None:
         """A row's part of the round; None if there is no page for it."""
-        pages = self._grow(job, job.length + window.verify + 1 + window.draft)
+        pages = self._grow(job, job.reach + window.verify + 1 + window.draft)
         if pages is None:
             return None
         return RowPlan(job.placed, window.verify, window.draft, pages, window.given, window.masks)
+
+    @property
+    def changes(self) -> bool:
+        """Whether somebody could come in, or has a prompt to run, before the next round."""
+        return any(job.prefilling or job.aside for job in self.running) or bool(
+            self.waiting and len(self.running) < self.limits.rows
+        )
+
+    def has_room(self, jobs: Sequence[Job], most: int) -> bool:
+        """Whether each of these jobs can have so many more positions without anybody making room."""
+        return sum(self._pages(job.reach + most) - len(job.pages) for job in jobs) <= self.pool.free
 
     def victim(self, job: Job) -> Job:
         """Who makes room for a job that needs pages: the youngest that holds any, perhaps itself."""

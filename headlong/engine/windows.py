@@ -99,6 +99,13 @@ class Drafting:
     def _gain(self, offer: Offer, price: float) -> float:
         return sum(self.reach(offer)) - price * offer.count
 
+    @property
+    def foreseeable(self) -> bool:
+        """Whether the head alone fills the next window, so that nobody need know the text for it."""
+        if self.guide or (self.proposers and not self.uses_head):
+            return False
+        return all(proposer.name == NGRAM and proposer.match < LONG_MATCH for proposer in self.proposers)
+
     def reach(self, offer: Offer) -> list[float]:
         """How likely each draft, with those before it, is to be kept."""
         return self.depth.reach(offer.source, offer.count)
@@ -139,9 +146,16 @@ class Windows:
         return self.controller.price(kind, max(self._tokens, rows))
 
     def offer(self, job: "Job", price: float = 0.0) -> Offer:
+        return job.drafting.offer(self._most(job), price)
+
+    def expected(self, job: "Job", window: Window) -> Offer:
+        """What there will be to verify when a round with this window, which is under way, has ended."""
+        count = min(window.draft, self._most(job))
+        return Offer(HEAD, HEAD, count) if count else NOTHING
+
+    def _most(self, job: "Job") -> int:
         # A round yields verify + 1 tokens at most: what goes past the last wanted token is waste.
-        most = min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.length - 1)
-        return job.drafting.offer(most, price)
+        return min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.reach - 1)
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         depths = [job.drafting.depth for job, _ in offered]
@@ -149,7 +163,7 @@ class Windows:
         verify = _evened([offer.count for _, offer in offered], depths, reaches)
         self._tokens = len(verify) + sum(verify)
         for (job, offer), count in zip(offered, verify, strict=True):
-            job.drafting.depth.cap = self._cap(job, offer, job.length + count + 1, job.remaining - 2)
+            job.drafting.depth.cap = self._cap(job, offer, job.reach + count + 1, job.remaining - 2)
         draft = self.controller.plan(depths, kind)
         return [
             (job, job.drafting.window(offer, count, leave))

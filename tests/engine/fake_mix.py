@@ -132,7 +132,7 @@ class Check:
     """Scheduler and backend agree about rows and pages; what is free is overwritten, what is cached stays as it was."""
 
     def __init__(self, engine: Engine) -> None:
-        self.fake, self.scheduler = engine.backend, engine._loop.scheduler
+        self.fake, self.loop, self.scheduler = engine.backend, engine._loop, engine._loop.scheduler
 
     def __call__(self) -> None:
         self.scheduler.check()
@@ -145,9 +145,18 @@ class Check:
         assert set(jobs) == set(self.fake.rows)
         for number, row in self.fake.rows.items():
             job = jobs[number]
-            assert (row.length, row.pages, row.prompt) == (job.length, job.pages, job.prompt)
+            gave, left = self._under_way().get(job.index, (0, job.drafting.left))
+            assert (row.length, row.pages, row.prompt) == (job.length + gave, job.pages, job.prompt)
             assert row.start.seed == job.seed or job.index < 0
-            assert len(row.drafts) == job.drafting.left
+            assert len(row.drafts) == left
+
+    def _under_way(self) -> dict[int, tuple[int, int]]:
+        """By job: the tokens and the drafts of a round that the engine has not looked at yet."""
+        flight = self.loop._flight
+        if flight is None:
+            return {}
+        kept = {each.row: each for each in flight.handle.kept}
+        return {p.job.index: (len(kept[p.plan.row].tokens), len(kept[p.plan.row].left)) for p in flight.parts}
 
     def _check_prefixes(self) -> None:
         size = self.fake.limits.page

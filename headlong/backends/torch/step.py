@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.cache import MAX_WIDTH, SPARE_PAGE, Cache
+from headlong.backends.torch.gpu.paths import fused, places
 from headlong.backends.torch.kernels import gated_delta
 from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention, write
 from headlong.backends.torch.kernels.experts import Experts, experts, window_experts
@@ -56,6 +57,10 @@ class Window:
 
     def _place(self, starts: Tensor, counts: Tensor | None) -> tuple[Places, Kept]:
         cache, layout = self.cache, self.layout
+        if fused(starts):
+            sizes = layout.tokens, cache.limits.page, SPARE_PAGE
+            found = places().place(layout.index, starts, layout.offsets, counts, cache.table, sizes)
+            return Places(layout, *found), Kept(layout.index, cache.kept[layout.index], MAX_WIDTH)
         positions = starts[layout.owners] + layout.steps
         table = cache.table[layout.index]
         page_index = (positions // cache.limits.page).clamp_(max=table.shape[1] - 1)

@@ -11,42 +11,21 @@ Every query goes through the same operations in the same order whoever stands be
 exactly nothing, and of splits that begin past it nothing is read. Launches depend on shapes alone.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.settings import MAX_DEPTH
+from headlong.backends.torch.cache import MAX_WIDTH
+from headlong.backends.torch.gpu.launch import follow, options
+from headlong.backends.torch.kernels.attention import Pages, Places
 
-if TYPE_CHECKING:  # so that the module that has these may import this one
-    from headlong.backends.torch.kernels.attention import Pages, Places
-
-MAX_WIDTH = MAX_DEPTH + 1
 WINDOW = triton.next_power_of_2(MAX_WIDTH)
 SPLIT = 256  # positions
 CHUNK = 128  # splits that are combined at once
-PROGRAMS = 1024  # a few rounds of a GPU, so that long rows share it evenly and short ones leave it at once
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How a program goes through a split."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def tiles(group: int, dtype: torch.dtype) -> Tiles:
-    """By the model alone, so that all of its windows are cut alike."""
-    queries = 64 if MAX_WIDTH * group > 16 else 16
-    return Tiles(queries, 128 // dtype.itemsize, 4, 2)
+QUERIES = 16  # in a tile, however many tokens there are
+KEY_BYTES = 128  # of a column of the keys that are read at once
+PROGRAMS = 264  # that a GPU runs at once, about
 
 
 def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -57,9 +36,8 @@ def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tens
     write(pages, places.write_pages, places.positions, k, v)
     (n, heads, dim), (_, kv_heads, page, _) = q.shape, pages.keys.shape
     batch, width = places.read_pages.shape
-    cut, splits = tiles(heads // kv_heads, q.dtype), triton.cdiv(width * page, SPLIT)
-    wide = min(n, MAX_WIDTH)
-    query_tiles = triton.cdiv(wide * heads // kv_heads, cut.queries)
+    splits, wide = triton.cdiv(width * page, SPLIT), min(n, MAX_WIDTH)
+    query_tiles = triton.cdiv(wide * heads // kv_heads, QUERIES)
     programs = max(1, min(splits, PROGRAMS // (batch * kv_heads)))
     parts = torch.empty(n, heads, splits, dim, dtype=torch.float32, device=q.device)
     # Each an allocation of its own: how a pointer is aligned decides how its kernel is compiled.
@@ -69,14 +47,15 @@ def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tens
     _attend[(query_tiles, programs, batch * kv_heads)](
         parts, tops, sums, pages.keys, pages.values, q, *where, *sizes, q.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page, WINDOW=WINDOW, SPLIT=SPLIT,
-        QUERIES=cut.queries, KEYS=cut.keys, COLUMNS=_columns(dim), EXACT=q.dtype == torch.float32,
-        num_warps=cut.warps, num_stages=cut.stages,
+        QUERIES=QUERIES, KEYS=KEY_BYTES // q.element_size(), COLUMNS=_columns(dim), EXACT=q.dtype == torch.float32,
+        num_warps=4, num_stages=2, **options(q.device),
     )  # fmt: skip
     out = q.new_empty(q.shape)
     columns = min(32, _columns(dim))
     _combine[(batch * wide, heads, triton.cdiv(dim, columns))](
         out, parts, tops, sums, *where, *sizes, wide,
         HEADS=heads, DIM=dim, PAGE=page, WINDOW=WINDOW, SPLIT=SPLIT, CHUNK=CHUNK, COLUMNS=columns,
+        **options(q.device),
     )  # fmt: skip
     return out
 
@@ -86,7 +65,7 @@ def write(pages: Pages, write_pages: Tensor, positions: Tensor, k: Tensor, v: Te
     (n, kv_heads, dim), page = k.shape, pages.keys.shape[2]
     _write[(n, kv_heads)](
         pages.keys, pages.values, k, v, write_pages, positions, k.stride(0), v.stride(0),
-        KV_HEADS=kv_heads, DIM=dim, PAGE=page, COLUMNS=_columns(dim), num_warps=1,
+        KV_HEADS=kv_heads, DIM=dim, PAGE=page, COLUMNS=_columns(dim), num_warps=1, **options(k.device),
     )  # fmt: skip
 
 
@@ -96,7 +75,8 @@ def _columns(dim: int) -> int:
 
 @triton.jit
 def _write(keys, values, k, v, write_pages, positions, k_stride, v_stride, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-           PAGE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+           PAGE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    follow(EARLY)
     n, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, COLUMNS)
     inside = column < DIM
@@ -151,8 +131,9 @@ def _weigh(queries, keys, values, page, start, end, sees, top, total, mixed, kv,
 def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets, tables, table_stride, room, splits,
             q_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
             WINDOW: tl.constexpr, SPLIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-            COLUMNS: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip
+            COLUMNS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Neighbouring splits of one tile: parts [N, A, splits, D], tops and sums [N, A, splits]."""
+    follow(EARLY)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     # Tiles of a row come first: they read the same keys at the same time.
     tile, kv, b = tl.program_id(0), tl.program_id(2) % KV_HEADS, tl.program_id(2) // KV_HEADS
@@ -193,8 +174,9 @@ def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets,
 @triton.jit(do_not_specialize=["table_stride", "room", "splits", "wide"])
 def _combine(out, parts, tops, sums, positions, write_pages, offsets, tables, table_stride, room, splits, wide,
              HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
-             CHUNK: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+             CHUNK: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Some columns of one head of one token: out [N, A, D]."""
+    follow(EARLY)
     b, step = tl.program_id(0) // wide, tl.program_id(0) % wide
     first = tl.load(offsets + b)
     width = tl.load(offsets + b + 1) - first

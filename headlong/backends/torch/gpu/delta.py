@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.launch import follow, options
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept, Memory
 from headlong.backends.torch.ragged import Layout
 
@@ -87,12 +88,12 @@ def window(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, layout: 
     scratch = _scratch(sizes, tokens, projected.device)
     out = projected.new_empty(tokens, sizes.heads * sizes.value_dim)
     lanes = min(sizes.max_width, triton.cdiv(tokens, batch))
-    options = {"num_warps": 1, "enable_fp_fusion": False}
+    launch = {"num_warps": 1, "enable_fp_fusion": False, **options(projected.device)}
     units, columns = 2 * sizes.key_heads + sizes.heads, triton.cdiv(sizes.value_dim, COLUMNS)
-    _mix[(units, lanes, batch)](given, held, scratch, sizes, **options)
-    _run[(columns, sizes.heads, batch)](given, held, scratch, sizes, COLUMNS, **options)
+    _mix[(units, lanes, batch)](given, held, scratch, sizes, **launch)
+    _run[(columns, sizes.heads, batch)](given, held, scratch, sizes, COLUMNS, **launch)
     units = sizes.heads * lanes + triton.cdiv(sizes.channels, CHANNELS)
-    _finish[(units, batch)](out, given, held, scratch, lanes, sizes, CHANNELS, **options)
+    _finish[(units, batch)](out, given, held, scratch, lanes, sizes, CHANNELS, **launch)
     return out
 
 
@@ -150,8 +151,9 @@ def _waiting_at(held, row, j, head, sizes):
 
 
 @triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=["given"])
-def _mix(given, held, scratch, sizes: tl.constexpr):
+def _mix(given, held, scratch, sizes: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, lane, b): every lanes-th token of a row, and of it one key head's q or k or one head's v."""
+    follow(EARLY)
     unit, key_units = tl.program_id(0), 2 * sizes.key_heads
     row, count, first, width = _window_of(given, tl.program_id(2))
     at, is_key = tl.arange(0, sizes.head_block), unit < key_units
@@ -193,8 +195,9 @@ def _gate(given, held, scratch, token, head, sizes):
 
 
 @triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=["given"])
-def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr):
+def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY: tl.constexpr):
     """Program (block of columns, head, b)."""
+    follow(EARLY)
     head = tl.program_id(1)
     row, count, first, width = _window_of(given, tl.program_id(2))
     keys, values = tl.arange(0, sizes.key_block), tl.program_id(0) * columns + tl.arange(0, columns)
@@ -229,8 +232,9 @@ def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["given", "lanes"], do_not_specialize_on_alignment=["out", "given"])
-def _finish(out, given, held, scratch, lanes, sizes: tl.constexpr, block: tl.constexpr):
+def _finish(out, given, held, scratch, lanes, sizes: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, b): every lanes-th token of a row's head, or one block of its channels."""
+    follow(EARLY)
     unit, heads = tl.program_id(0), sizes.heads
     row, count, first, width = _window_of(given, tl.program_id(1))
     if unit < heads * lanes:

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.launch import follow, options
+
 TOKENS = (16, 32, 64, 128)  # in a tile
 ROWS = 64  # of a matrix in a tile: what one group of warps multiplies
 PROGRAMS = 132  # that a GPU runs at once, about; fixed, so that a split is the same on all of them
@@ -57,7 +59,7 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch
     _linear[(token_tiles, row_tiles, cut.split)](
         y, x, weight, y if scales is None else scales, parts, counters, n, out, size, x.stride(0),
         ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, SPLIT=cut.split, SCALED=scales is not None, EXACT=x.dtype == torch.float32,
-        num_warps=cut.warps, num_stages=stages,
+        num_warps=cut.warps, num_stages=stages, **options(x.device),
     )  # fmt: skip
     return y
 
@@ -70,7 +72,7 @@ def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
     _linear_swiglu[(triton.cdiv(n, wide), triton.cdiv(inner, cut.rows))](
         y, x, weight, n, inner, size, x.stride(0),
         ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, EXACT=x.dtype == torch.float32,
-        num_warps=cut.warps, num_stages=cut.stages,
+        num_warps=cut.warps, num_stages=cut.stages, **options(x.device),
     )  # fmt: skip
     return y
 
@@ -106,7 +108,8 @@ def _product(x, weight, rows, tokens, n, out, size, stride, first, last, ROWS: t
 
 @triton.jit
 def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-            WIDE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip
+            WIDE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    follow(EARLY)
     token_tile, row_tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = row_tile * ROWS + tl.arange(0, ROWS)
     tokens = token_tile * WIDE + tl.arange(0, WIDE)
@@ -133,7 +136,8 @@ def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: t
 
 @triton.jit
 def _linear_swiglu(y, x, weight, n, inner, size, stride, ROWS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
-                   EXACT: tl.constexpr):  # fmt: skip
+                   EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    follow(EARLY)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     tokens = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     k = tl.arange(0, DEPTH)

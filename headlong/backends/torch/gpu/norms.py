@@ -5,14 +5,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.launch import follow, options
+
 
 def add_norm(x: Tensor, add: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x [N, H] + add, and its RMS norm by weight [H] float32; x is overwritten where there is something to add."""
     (n, size), y = x.shape, torch.empty_like(x)
     block = triton.next_power_of_2(size)
-    _add_norm[(n,)](
-        y, x, x if add is None else add, weight, size, eps, ADDS=add is not None, BLOCK=block, **_warps(block)
-    )
+    added = x if add is None else add
+    _add_norm[(n,)](y, x, added, weight, size, eps, ADDS=add is not None, BLOCK=block, **_launch(x, block))
     return x, y
 
 
@@ -22,7 +23,7 @@ def pair_norm(first: Tensor, second: Tensor, weight: Tensor, eps: float) -> Tens
     y = first.new_empty(n, 2 * size)
     block = triton.next_power_of_2(size)
     strides = first.stride(0), second.stride(0)
-    _pair_norm[(n, 2)](y, first, second, weight, size, *strides, eps, BLOCK=block, **_warps(block))
+    _pair_norm[(n, 2)](y, first, second, weight, size, *strides, eps, BLOCK=block, **_launch(first, block))
     return y
 
 
@@ -30,7 +31,7 @@ def gated(x: Tensor, gate: Tensor) -> Tensor:
     """x * sigmoid(gate), both [N, size]; the gate may be columns of a wider tensor."""
     (n, size), y = x.shape, torch.empty_like(x)
     block = min(1024, triton.next_power_of_2(size))
-    _gated[(n, triton.cdiv(size, block))](y, x, gate, size, gate.stride(0), BLOCK=block, num_warps=4)
+    _gated[(n, triton.cdiv(size, block))](y, x, gate, size, gate.stride(0), BLOCK=block, **_launch(x, block))
     return y
 
 
@@ -39,7 +40,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     n, size = gate_up.shape[0], gate_up.shape[1] // 2
     y = gate_up.new_empty(n, size)
     block = min(1024, triton.next_power_of_2(size))
-    _swiglu[(n, triton.cdiv(size, block))](y, gate_up, size, gate_up.stride(0), BLOCK=block, num_warps=4)
+    launch = _launch(gate_up, block)
+    _swiglu[(n, triton.cdiv(size, block))](y, gate_up, size, gate_up.stride(0), BLOCK=block, **launch)
     return y
 
 
@@ -49,13 +51,13 @@ def norm_rope(x: Tensor, weight: Tensor, eps: float, turn: tuple[Tensor, Tensor]
     n, (heads, dim), (cos, sin) = x.shape[0], weight.shape, turn
     y = x.new_empty(n, heads, dim)
     block = triton.next_power_of_2(dim)
-    half = cos.shape[1]
-    _norm_rope[(n, heads)](y, x, weight, cos, sin, positions, dim, half, x.stride(0), eps, BLOCK=block, num_warps=1)
+    sizes = dim, cos.shape[1], x.stride(0), eps
+    _norm_rope[(n, heads)](y, x, weight, cos, sin, positions, *sizes, BLOCK=block, **_launch(x, block))
     return y
 
 
-def _warps(block: int) -> dict[str, int]:
-    return {"num_warps": min(8, max(1, block // 512))}
+def _launch(x: Tensor, block: int) -> dict[str, int]:
+    return {"num_warps": min(8, max(1, block // 256)), **options(x.device)}
 
 
 @triton.jit
@@ -64,7 +66,8 @@ def _rms(x, weight, size, eps):
 
 
 @triton.jit
-def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
     at = tl.arange(0, BLOCK)
     inside, first = at < size, tl.program_id(0).to(tl.int64) * size
     value = tl.load(x + first + at, mask=inside, other=0.0)
@@ -78,7 +81,10 @@ def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _pair_norm(y, first, second, weight, size, first_stride, second_stride, eps, BLOCK: tl.constexpr):
+def _pair_norm(
+    y, first, second, weight, size, first_stride, second_stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    follow(EARLY)
     at = tl.arange(0, BLOCK)
     row, which, inside = tl.program_id(0).to(tl.int64), tl.program_id(1), at < size
     one = tl.load(first + row * first_stride + at, mask=inside & (which == 0), other=0.0).to(tl.float32)
@@ -89,7 +95,8 @@ def _pair_norm(y, first, second, weight, size, first_stride, second_stride, eps,
 
 
 @triton.jit
-def _gated(y, x, gate, size, stride, BLOCK: tl.constexpr):
+def _gated(y, x, gate, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, inside = tl.program_id(0).to(tl.int64), at < size
     value = tl.load(x + row * size + at, mask=inside, other=0.0)
@@ -99,7 +106,8 @@ def _gated(y, x, gate, size, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr):
+def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, inside = tl.program_id(0).to(tl.int64), at < size
     gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0)
@@ -110,7 +118,8 @@ def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _norm_rope(y, x, weight, cos, sin, positions, dim, half, stride, eps, BLOCK: tl.constexpr):
+def _norm_rope(y, x, weight, cos, sin, positions, dim, half, stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
     at = tl.arange(0, BLOCK)
     row, head, inside = tl.program_id(0).to(tl.int64), tl.program_id(1), at < dim
     factor = weight + head * dim

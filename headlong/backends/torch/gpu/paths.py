@@ -47,5 +47,9 @@ def paged_attention() -> ModuleType:
     return _kernels("attention")
 
 
+def places() -> ModuleType:
+    return _kernels("places")
+
+
 def recurrence() -> ModuleType:
     return _kernels("delta")

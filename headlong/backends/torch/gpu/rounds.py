@@ -47,7 +47,7 @@ class Captured:
     grid: Grid
     inputs: Tensor  # [2, B]: rows, and how many tokens of each one's window count
     masks: Tensor | None  # [B W, ceil(V / 32)]
-    told: Tensor  # [B, 1 + W + D] on the host: how many are kept, the round's tokens, the drafts
+    out: Tensor  # [B, 1 + W + D]: how many are kept, the round's tokens, the drafts
     graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
     trial: Trial | None = None
     hidden: Tensor | None = None
@@ -63,7 +63,8 @@ class GraphHandle:
     """A round under way. Its figures lie in pinned memory once the device has passed `done`."""
 
     plan: Sequence[RowPlan]
-    captured: Captured
+    width: int
+    out: Tensor  # [B, 1 + W + D] on the host
     told: Mapping[int, Told]
     watch: Stopwatch
     done: torch.cuda.Event
@@ -71,8 +72,8 @@ class GraphHandle:
 
     def result(self) -> RoundResult:
         self.done.synchronize()
-        width, results = self.captured.grid.widest, []
-        for row, (count, *values) in zip(self.plan, self.captured.told.tolist(), strict=False):
+        width, results = self.width, []
+        for row, (count, *values) in zip(self.plan, self.out.tolist(), strict=False):
             left = tuple(values[width : width + row.draft])
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
             results.append(Kept(row.row, tuple(values[:count]), row.verify, left, logprobs))
@@ -101,9 +102,12 @@ class GraphRounds(Rounds):
         told = self._tell(captured, plan)
         rest[0].replay()
         watch.mark()
+        # The next round may begin before this one's figures are read, so each has a place of its own for them.
+        out = torch.empty(captured.out.shape, dtype=torch.long, pin_memory=True)
+        out.copy_(captured.out, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return GraphHandle(plan, captured, told, watch, done, cold)
+        return GraphHandle(plan, captured.grid.widest, out, told, watch, done, cold)
 
     @cached_property
     def _captured(self) -> dict[Shape, Captured]:
@@ -179,7 +183,7 @@ class GraphRounds(Rounds):
             grid=Grid((shape.width,) * count, device),
             inputs=torch.tensor([[self._spare] * count, [1] * count], device=device),
             masks=torch.full((count * shape.width, words), -1, dtype=torch.int32, device=device) if masked else None,
-            told=torch.zeros(count, 1 + shape.width + shape.depth, dtype=torch.long).pin_memory(),
+            out=torch.zeros(count, 1 + shape.width + shape.depth, dtype=torch.long, device=device),
         )
 
     def _parts(self, shape: Shape, captured: Captured) -> list[Callable[[], None]]:
@@ -215,7 +219,7 @@ class GraphRounds(Rounds):
         elif shape.follows:
             assert self.drafter is not None
             self.drafter.follow(feed)
-        captured.told.copy_(torch.cat(parts, 1), non_blocking=True)
+        torch.cat(parts, 1, out=captured.out)
 
     def _feed(self, captured: Captured) -> Feed:
         trial, hidden, verdict = captured.trial, captured.hidden, captured.verdict

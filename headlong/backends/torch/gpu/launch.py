@@ -1,0 +1,24 @@
+"""How kernels follow each other: on newer GPUs one is set up while the one before it ends."""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+LEAST_CAPABILITY = (9, 0)
+
+
+@cache
+def options(device: torch.device) -> dict[str, bool]:
+    """For a launch of a kernel that begins with `follow`."""
+    early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Wait until all that earlier kernels wrote is there. Whoever comes next may be set up from now on."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

@@ -1,0 +1,81 @@
+"""Where tokens stand and which token is best, on NVIDIA GPUs."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headlong.backends.torch.gpu.launch import follow, options
+
+BLOCK = 8192  # scores that one program looks at
+
+
+def place(index: Tensor, starts: Tensor, offsets: Tensor, counts: Tensor | None, table: Tensor, sizes: tuple[int, ...]
+          ) -> tuple[Tensor, ...]:  # fmt: skip
+    """Rows [B] with tables [R, S]; sizes: N, tokens in a page, the page that takes padding -> positions [N], pages to
+    write to [N], pages to read [B, S]."""
+    (tokens, page, spare), (batch, width) = sizes, (len(index), table.shape[1])
+    positions, write_pages = index.new_empty(tokens), index.new_empty(tokens)
+    read_pages = index.new_empty(batch, width)
+    counted = starts if counts is None else counts
+    tensors = positions, write_pages, read_pages, index, starts, offsets, counted, table
+    block = triton.next_power_of_2(width)
+    _place[(batch,)](
+        *tensors, width, page, spare, COUNTS=counts is not None, BLOCK=block, WINDOW=16, **options(index.device)
+    )
+    return positions, write_pages, read_pages
+
+
+def best(scores: Tensor) -> Tensor:
+    """[N, V] float32 -> [N]: the token with the highest score, the first of equals."""
+    n, vocab = scores.shape
+    blocks = triton.cdiv(vocab, BLOCK)
+    tops = torch.empty(n, blocks, dtype=torch.float32, device=scores.device)
+    places = torch.empty(n, blocks, dtype=torch.int64, device=scores.device)
+    tokens = torch.empty(n, dtype=torch.int64, device=scores.device)
+    launch = options(scores.device)
+    _best[(n, blocks)](tops, places, scores, vocab, scores.stride(0), BLOCK=BLOCK, num_warps=8, **launch)
+    _best_of[(n,)](tokens, tops, places, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=1, **launch)
+    return tokens
+
+
+@triton.jit
+def _place(positions, write_pages, read_pages, index, starts, offsets, counts, table, width, page, spare,
+           COUNTS: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    follow(EARLY)
+    b = tl.program_id(0)
+    row, first = tl.load(index + b), tl.load(offsets + b)
+    tokens = tl.load(offsets + b + 1) - first
+    count = tl.load(counts + b) if COUNTS else tokens
+    mine, start = table + row * width, tl.load(starts + b)
+    at = tl.arange(0, BLOCK)
+    tl.store(read_pages + b * width + at, tl.load(mine + at, mask=at < width), mask=at < width)
+    for step in range(0, tokens, WINDOW):
+        j = step + tl.arange(0, WINDOW)
+        inside, position = j < tokens, start + j
+        own = tl.load(mine + tl.minimum(position // page, width - 1), mask=inside)
+        tl.store(positions + first + j, position, mask=inside)
+        tl.store(write_pages + first + j, tl.where(j < count, own, spare), mask=inside)
+
+
+@triton.jit
+def _best(tops, places, scores, vocab, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
+    n, part, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(scores + n * stride + at, mask=at < vocab, other=float("-inf"))
+    top = tl.max(values, 0)
+    # Not argmax: where all are NaN it must still name a token.
+    tl.store(
+        places + n * blocks + part, tl.min(tl.where((values == top) & (at < vocab), at, vocab - 1), 0).to(tl.int64)
+    )
+    tl.store(tops + n * blocks + part, top)
+
+
+@triton.jit
+def _best_of(tokens, tops, places, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    follow(EARLY)
+    n, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    values = tl.load(tops + n * blocks + at, mask=at < blocks, other=float("-inf"))
+    where = tl.load(places + n * blocks + at, mask=at < blocks, other=1 << 40)
+    tl.store(tokens + n, tl.min(tl.where(values == tl.max(values, 0), where, 1 << 40), 0))
