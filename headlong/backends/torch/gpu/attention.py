@@ -22,7 +22,7 @@ from headlong.backends.torch.kernels.attention import Pages, Places
 
 WINDOW = triton.next_power_of_2(MAX_WIDTH)
 SPLIT = 256  # positions
-CHUNK = 128  # splits that are combined at once
+CHUNK = 32  # splits that are combined at once
 QUERIES = 16  # in a tile, however many tokens there are
 KEY_BYTES = 128  # of a column of the keys that are read at once
 PROGRAMS = 264  # that a GPU runs at once, about
@@ -51,7 +51,7 @@ def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tens
         num_warps=4, num_stages=2, **options(q.device),
     )  # fmt: skip
     out = q.new_empty(q.shape)
-    columns = min(32, _columns(dim))
+    columns = min(128, _columns(dim))
     _combine[(batch * wide, heads, triton.cdiv(dim, columns))](
         out, parts, tops, sums, *where, *sizes, wide,
         HEADS=heads, DIM=dim, PAGE=page, WINDOW=WINDOW, SPLIT=SPLIT, CHUNK=CHUNK, COLUMNS=columns,

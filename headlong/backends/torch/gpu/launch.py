@@ -18,7 +18,8 @@ def options(device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Wait until all that earlier kernels wrote is there. Whoever comes next may be set up from now on."""
+    """Wait until all that earlier kernels wrote is there. The next kernel may be set up from now on, and not before:
+    or a whole chain of them would stand waiting in the way of the one that works."""
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

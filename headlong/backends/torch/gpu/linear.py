@@ -17,6 +17,7 @@ from headlong.backends.torch.gpu.launch import follow, options
 
 TOKENS = (16, 32, 64, 128)  # in a tile
 ROWS = 64  # of a matrix in a tile: what one group of warps multiplies
+LONG = 1024  # sums from which a matrix of few rows is split
 PROGRAMS = 132  # that a GPU runs at once, about; fixed, so that a split is the same on all of them
 
 
@@ -31,14 +32,18 @@ class Tiles:
     stages: int
 
 
-def tiles(out: int, size: int, fused: bool = False) -> Tiles:
-    """By the shape of the matrix alone."""
-    depth = 64 if fused else 128
+def tiles(out: int, size: int, wide: int, fused: bool = False) -> Tiles:
+    """A split by the shape of the matrix alone, since sums depend on it; the rest by what is fastest."""
+    depth = 64 if fused or wide >= 64 else 128
     while depth > 16 and size % depth:
         depth //= 2
-    few = -(-out // ROWS) < PROGRAMS and size // depth >= 8
-    split = 2 if few and not fused else 1
-    return Tiles(ROWS, depth, split, 4, 5 if fused or split > 1 else 3)
+    if fused:
+        return Tiles(ROWS, depth, 1, 4, 5 if wide < 64 else 4 if wide == 64 else 3)
+    if -(-out // ROWS) < PROGRAMS and size >= LONG:
+        return Tiles(ROWS, min(128, 2 * depth) if size % 128 == 0 else depth, 2, 4, 5 if wide < 64 else 3)
+    if wide >= 128:
+        return Tiles(2 * ROWS, depth, 1, 8, 5)
+    return Tiles(ROWS, depth, 1, 4, 3 if wide < 64 else 4)
 
 
 def tokens_in_tile(tokens: int) -> int:
@@ -48,8 +53,8 @@ def tokens_in_tile(tokens: int) -> int:
 def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x [N, in] (rows may be apart), weight [out, in], of 8 bits where there are scales [out] -> [N, out]."""
     (n, size), out = x.shape, weight.shape[0]
-    cut, wide = tiles(out, size), tokens_in_tile(n)
-    stages = cut.stages if wide < TOKENS[-1] else 3
+    wide = tokens_in_tile(n)
+    cut = tiles(out, size, wide)
     y = x.new_empty(n, out, dtype=dtype)
     row_tiles, token_tiles = triton.cdiv(out, cut.rows), triton.cdiv(n, wide)
     parts, counters = y, y
@@ -59,7 +64,7 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch
     _linear[(token_tiles, row_tiles, cut.split)](
         y, x, weight, y if scales is None else scales, parts, counters, n, out, size, x.stride(0),
         ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, SPLIT=cut.split, SCALED=scales is not None, EXACT=x.dtype == torch.float32,
-        num_warps=cut.warps, num_stages=stages, **options(x.device),
+        num_warps=cut.warps, num_stages=cut.stages, **options(x.device),
     )  # fmt: skip
     return y
 
@@ -67,7 +72,8 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch
 def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
     """x [N, in], weight [2 I, in], gate first -> silu(gate) * up, [N, I]."""
     (n, size), inner = x.shape, weight.shape[0] // 2
-    cut, wide = tiles(inner, size, fused=True), min(64, tokens_in_tile(n))
+    wide = tokens_in_tile(n)
+    cut = tiles(inner, size, wide, fused=True)
     y = x.new_empty(n, inner)
     _linear_swiglu[(triton.cdiv(n, wide), triton.cdiv(inner, cut.rows))](
         y, x, weight, n, inner, size, x.stride(0),

@@ -26,6 +26,7 @@ from headlong.backends.torch.round import RoundHandle, Rounds, Stopwatch
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Kept, RoundResult, RowPlan
 
+DEPTHS = (0, 1, 2, 3, 4, 6, 8)
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
@@ -124,10 +125,12 @@ class GraphRounds(Rounds):
 
     def _shape(self, plan: Sequence[RowPlan]) -> Shape:
         padding = bucket(len(plan)) - len(plan)
-        depth = max(row.draft for row in plan) if self.drafter else 0
+        depth = next(depth for depth in DEPTHS if depth >= max(row.draft for row in plan)) if self.drafter else 0
         follows = self.drafter is not None and any(self.follows[row.row] for row in plan)
         needs = tuple(self.chain.needs[row.row] for row in plan) + (Needs(),) * padding
-        return Shape(1 + max(row.verify for row in plan), depth, follows, needs)
+        # A window has room for what the drafts before it may have been: shapes are few, and padding costs little.
+        width = max(1 + depth, 1 + max(row.verify for row in plan))
+        return Shape(width, depth, follows, needs)
 
     def _fill(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
         padding = captured.inputs.shape[1] - len(plan)
