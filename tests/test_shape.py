@@ -115,9 +115,12 @@ def test_functions_are_short():
 
 
 def test_functions_take_few_parameters():
+    """But kernels: what they are launched with has no other place to be."""
     many = []
     for module in MODULES:
         for node in module.functions:
+            if any("triton.jit" in ast.unparse(each) for each in node.decorator_list):
+                continue
             given = node.args
             names = [argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
             names += [argument.arg for argument in (given.vararg, given.kwarg) if argument]

@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": ("headlong.cli.generate", "write text from a prompt"),
     "bench": ("headlong.cli.bench", "measure plain decoding and every depth, and check that the text stays the same"),
     "tune": ("headlong.cli.tune", "measure what rounds cost on this machine, so that depth auto starts from knowledge"),
+    "check": ("headlong.cli.check", "say what this machine has, which path every operation takes, and its bandwidth"),
     "inspect": ("headlong.cli.inspect", "say what a model folder holds, and whether its head can draft"),
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

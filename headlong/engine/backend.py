@@ -1,7 +1,7 @@
 """The seam between requests and tensors: a backend runs prefill chunks and rounds for numbered rows."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headlong.engine.request import Chunk, Limits, RoundResult, RowPlan, Saved, Start
 from headlong.settings import Settings
@@ -53,3 +53,10 @@ def open_backend(checkpoint: "Checkpoint", settings: Settings) -> Backend:
     from headlong.backends.torch.backend import TorchBackend
 
     return TorchBackend(checkpoint, settings)
+
+
+def examine_machine(settings: Settings) -> dict[str, Any]:
+    """What the machine has and which path every operation takes on it."""
+    from headlong.backends.torch.check import examine
+
+    return examine(settings)

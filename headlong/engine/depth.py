@@ -266,7 +266,8 @@ class Scene:
         best = self.tokens / (table[0] + self.steps[self.fixed_deepest]), [0] * len(reaches)
         gives = [list(accumulate(reach, initial=0.0)) for reach in reaches]
         fell = 0
-        for depth in range(1, len(self.steps) if deepest is None else min(deepest + 1, len(self.steps))):
+        most = len(self.steps) - 1 if deepest is None else min(deepest, len(self.steps) - 1)
+        for depth in range(1, most + 1):
             shares = [
                 (give[least] / least, least, row)
                 for row, give in enumerate(gives)

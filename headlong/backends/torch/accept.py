@@ -94,7 +94,7 @@ def _choose(scored: Scored, chain: Chain) -> Tensor:
 def _keep_chosen(trial: Trial, chosen: Tensor) -> Verdict:
     """A draft is kept while it is what the target chose, [N]."""
     layout, lib = trial.layout, library(trial.logits)
-    if lib is None:
+    if lib is None or layout.counts is not None:
         window, mine = layout.pad(trial.window), layout.pad(chosen)
         accepted = _leading((window[:, 1:] == mine[:, :-1]) & _drafted(layout))
         following = mine.gather(1, accepted[:, None])[:, 0]

@@ -2,22 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import Drafter, HeadDrafter
-from headlong.backends.torch.gpu.rounds import GraphHandle, GraphRounds
+from headlong.backends.torch.gpu.paths import reason_against
+from headlong.backends.torch.gpu.rounds import GraphRounds
 from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.models import FAMILIES
 from headlong.backends.torch.native.library import DEFAULT_THREADS, library, torch_threads
-from headlong.backends.torch.round import RoundHandle, Rounds
+from headlong.backends.torch.round import Rounds
 from headlong.backends.torch.saved import Aside, Settled
 from headlong.checkpoint.checkpoint import Checkpoint
 from headlong.engine.request import Chunk, Limits, RowPlan, Saved, Start
 from headlong.errors import Fault, UserError
 from headlong.settings import MAX_DEPTH, Settings
+
+if TYPE_CHECKING:
+    from headlong.engine.backend import Handle
 
 DEFAULT_CONTEXT = 16384
 MOST_PREFIXES = 16  # times the pages of all rows: a small model's prefixes need not fill the budget
@@ -27,8 +32,8 @@ class TorchBackend:
     """Rows of one model on one device."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, drafter: Drafter | None = None) -> None:
-        self.device = _device(settings.device)
-        dtype = _dtype(settings.dtype, self.device)
+        self.device = device_of(settings.device)
+        dtype = dtype_of(settings.dtype, self.device)
         self.threads = settings.threads or DEFAULT_THREADS
         lib = library() if self.device.type == "cpu" else None
         if lib:
@@ -50,12 +55,12 @@ class TorchBackend:
             shape, about = self.model.cache_shape, _describe(self.device, dtype, self.threads)
             page_bytes = shape.page_bytes(settings.page, dtype)
             self.limits = _limits(settings, context, config.vocab_size, page_bytes, reason, about)
-            cache = Cache(shape, self.limits, dtype, self.device)
+            rounds, spare = _rounds(self.device)
+            cache = Cache(shape, self.limits, dtype, self.device, spare)
             chain = Chain(cache.rows, config.vocab_size, self.device)
             if drafter is None and self.model.head is not None:
                 drafter = HeadDrafter(self.model.head, cache, chain)
-            kind = GraphRounds if self.device.type == "cuda" else Rounds
-            self.rounds = kind(self.model, cache, chain, drafter)
+            self.rounds = rounds(self.model, cache, chain, drafter)
         self.left = [0] * self.limits.rows  # drafts each row's last pass left
         self.starts: dict[int, Start] = {}
 
@@ -78,7 +83,7 @@ class TorchBackend:
             self.rounds.prefill(chunk)
         self.left[chunk.row] = chunk.draft
 
-    def round(self, plan: Sequence[RowPlan]) -> RoundHandle | GraphHandle:
+    def round(self, plan: Sequence[RowPlan]) -> "Handle":
         for row in plan:
             found = self.left[row.row] if row.drafts is None else len(row.drafts)
             if row.verify > found or row.verify > MAX_DEPTH:
@@ -129,10 +134,15 @@ class TorchBackend:
         self.left[row] = 0
 
 
+def _rounds(device: torch.device) -> tuple[type[Rounds], bool]:
+    """How rounds run there, and whether they need a row that is nobody's."""
+    return (GraphRounds, True) if device.type == "cuda" else (Rounds, False)
+
+
 def _limits(settings: Settings, context: int, vocab: int, page_bytes: int, reason: str, device: str) -> Limits:
     """`reason` says why the model cannot draft; empty when it can."""
     pages_a_row = -(-(context + 2 * MAX_WIDTH) // settings.page)
-    on_cpu = "CPU" in device
+    on_cpu = "CPU thread" in device
     return Limits(
         rows=settings.rows,
         context=context,
@@ -160,7 +170,9 @@ def _pages(settings: Settings, pages_a_row: int, page_bytes: int) -> int:
 def _describe(device: torch.device, dtype: torch.dtype, threads: int) -> str:
     name = str(dtype).removeprefix("torch.")
     if device.type != "cpu":
-        return f"{torch.cuda.get_device_name(device)} in {name}"
+        against = reason_against(device)
+        kernels = f"plain PyTorch ({against})" if against else "compiled kernels"
+        return f"{torch.cuda.get_device_name(device)} in {name} with {kernels}"
     kernels = "compiled kernels" if library() else "plain PyTorch"
     return f"{threads} CPU thread{'s' if threads > 1 else ''} in {name} with {kernels}"
 
@@ -170,7 +182,7 @@ def _no_draft_reason(checkpoint: Checkpoint, settings: Settings) -> str:
     return checkpoint.head.reason if asked in ("auto", "mtp") else f"draft kind {asked} was asked for"
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -178,7 +190,7 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if device.type == "cpu" and name != "float32":

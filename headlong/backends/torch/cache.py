@@ -53,10 +53,12 @@ class CacheShape:
 class Cache:
     """Fixed tensors for every row and page of an engine."""
 
-    def __init__(self, shape: CacheShape, limits: Limits, dtype: torch.dtype, device: torch.device) -> None:
-        self.limits, self.device = limits, device
-        # A GPU's last row is nobody's: batches are padded with it.
-        self.rows = limits.rows + (device.type == "cuda")
+    def __init__(
+        self, shape: CacheShape, limits: Limits, dtype: torch.dtype, device: torch.device, spare: bool = False
+    ) -> None:
+        """spare: one row more, the last, is nobody's; captured rounds pad batches with it."""
+        self.limits, self.device, self.spare = limits, device, spare
+        self.rows = limits.rows + spare
         pages = (limits.pages + RESERVED_PAGES, shape.kv_heads, limits.page, shape.head_dim)
         # Not zeroed here: memory is touched when a page is first given to a row.
         self.pages = [

@@ -79,7 +79,7 @@ class HeadDrafter:
         self.head.remember(hidden, tokens, step)
 
     def follow(self, feed: Feed) -> None:
-        if self.cache.device.type == "cuda":  # taking them in costs less than the host's part in setting them aside
+        if self.cache.spare:  # in captured rounds taking them in costs less than the host's part in setting them aside
             self._take_in(feed)
         else:
             self.backlog.add(feed)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from headlong.engine.backend import Handle
+
 
 class Stopwatch:
     """Seconds between marks, on a device that may run behind the host."""
@@ -118,7 +120,7 @@ class Rounds:
             layout = self.cache.layout((chunk.row,), (1,))
             self._draft(Feed(layout, step.positions[-1:], hidden[-1:], tokens[-1:], layout.sizes), [chunk.draft])
 
-    def run(self, plan: Sequence[RowPlan]) -> RoundHandle:
+    def run(self, plan: Sequence[RowPlan]) -> "Handle":
         watch = Stopwatch(self.cache.device)
         watch.mark()
         self._place_given(plan)

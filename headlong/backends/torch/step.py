@@ -67,7 +67,7 @@ class Window:
         write_pages = table[layout.owners, page_index]
         if counts is not None:
             write_pages = torch.where(layout.steps < counts[layout.owners], write_pages, SPARE_PAGE)
-        if cache.device.type == "cuda":  # a captured round must not depend on what the host knows of its rows
+        if cache.spare:  # a captured round must not depend on what the host knows of its rows
             return Places(layout, positions, write_pages, table), Kept(
                 layout.index, cache.kept[layout.index], MAX_WIDTH
             )

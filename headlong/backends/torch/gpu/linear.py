@@ -63,8 +63,8 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch
         counters = _counters(row_tiles * token_tiles, x.device)
     _linear[(token_tiles, row_tiles, cut.split)](
         y, x, weight, y if scales is None else scales, parts, counters, n, out, size, x.stride(0),
-        ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, SPLIT=cut.split, SCALED=scales is not None, EXACT=x.dtype == torch.float32,
-        num_warps=cut.warps, num_stages=cut.stages, **options(x.device),
+        ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, SPLIT=cut.split, SCALED=scales is not None,
+        EXACT=x.dtype == torch.float32, num_warps=cut.warps, num_stages=cut.stages, **options(x.device),
     )  # fmt: skip
     return y
 
@@ -114,7 +114,8 @@ def _product(x, weight, rows, tokens, n, out, size, stride, first, last, ROWS: t
 
 @triton.jit
 def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-            WIDE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+            WIDE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr,
+            EARLY: tl.constexpr):  # fmt: skip
     follow(EARLY)
     token_tile, row_tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = row_tile * ROWS + tl.arange(0, ROWS)

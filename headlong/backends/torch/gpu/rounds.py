@@ -11,22 +11,29 @@ tensors, so a graph knows nothing of it.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headlong.backends.torch.accept import Trial, Verdict, accept
-from headlong.backends.torch.chain import Needs
+from headlong.backends.torch.cache import Cache
+from headlong.backends.torch.chain import Chain, Needs
+from headlong.backends.torch.drafters import Drafter
+from headlong.backends.torch.gpu.stream import Fetched, Replay, Stream
+from headlong.backends.torch.models.base import Model
 from headlong.backends.torch.pairs import Feed
 from headlong.backends.torch.ragged import Grid, Layout
-from headlong.backends.torch.round import RoundHandle, Rounds, Stopwatch
+from headlong.backends.torch.round import Rounds, Stopwatch
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Kept, RoundResult, RowPlan
 
-DEPTHS = (0, 1, 2, 3, 4, 6, 8)
+if TYPE_CHECKING:
+    from headlong.engine.backend import Handle
+
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
@@ -44,12 +51,13 @@ class Shape:
 class Captured:
     """The graphs of one shape and all they read and write."""
 
+    shape: Shape
     rows: tuple[int, ...]  # that were in the batch when it was captured: the host asks by them what each place needs
     grid: Grid
     inputs: Tensor  # [2, B]: rows, and how many tokens of each one's window count
     masks: Tensor | None  # [B W, ceil(V / 32)]
     out: Tensor  # [B, 1 + W + D]: how many are kept, the round's tokens, the drafts
-    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
+    graphs: Sequence[Replay] = ()
     trial: Trial | None = None
     hidden: Tensor | None = None
     verdict: Verdict | None = None
@@ -61,20 +69,18 @@ class Captured:
 
 @dataclass(frozen=True)
 class GraphHandle:
-    """A round under way. Its figures lie in pinned memory once the device has passed `done`."""
+    """A round under way."""
 
     plan: Sequence[RowPlan]
     width: int
-    out: Tensor  # [B, 1 + W + D] on the host
+    out: Fetched  # [B, 1 + W + D]
     told: Mapping[int, Told]
     watch: Stopwatch
-    done: torch.cuda.Event
     cold: bool
 
     def result(self) -> RoundResult:
-        self.done.synchronize()
         width, results = self.width, []
-        for row, (count, *values) in zip(self.plan, self.out.tolist(), strict=False):
+        for row, (count, *values) in zip(self.plan, self.out.values(), strict=False):
             left = tuple(values[width : width + row.draft])
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
             results.append(Kept(row.row, tuple(values[:count]), row.verify, left, logprobs))
@@ -85,12 +91,19 @@ class GraphHandle:
 class GraphRounds(Rounds):
     """Rounds on a GPU."""
 
-    def run(self, plan: Sequence[RowPlan]) -> RoundHandle | GraphHandle:
+    def __init__(
+        self, model: Model, cache: Cache, chain: Chain, drafter: Drafter | None, stream: Stream | None = None
+    ) -> None:
+        super().__init__(model, cache, chain, drafter)
+        self.stream = stream or Stream()
+        self.captured: dict[Shape, Captured] = {}
+
+    def run(self, plan: Sequence[RowPlan]) -> "Handle":
         shape = self._shape(plan)
-        cold = shape not in self._captured
+        cold = shape not in self.captured
         if cold:
-            self._captured[shape] = self._capture(shape, plan)
-        captured, watch = self._captured[shape], Stopwatch(self.cache.device)
+            self.captured[shape] = self._capture(shape, plan)
+        captured, watch = self.captured[shape], Stopwatch(self.cache.device)
         self._fill(captured, plan)
         watch.mark()
         self._place_given(plan)
@@ -103,21 +116,7 @@ class GraphRounds(Rounds):
         told = self._tell(captured, plan)
         rest[0].replay()
         watch.mark()
-        # The next round may begin before this one's figures are read, so each has a place of its own for them.
-        out = torch.empty(captured.out.shape, dtype=torch.long, pin_memory=True)
-        out.copy_(captured.out, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return GraphHandle(plan, captured.grid.widest, out, told, watch, done, cold)
-
-    @cached_property
-    def _captured(self) -> dict[Shape, Captured]:
-        return {}
-
-    @cached_property
-    def _pool(self) -> tuple[int, int]:
-        """Memory that all graphs share: one runs at a time."""
-        return torch.cuda.graph_pool_handle()
+        return GraphHandle(plan, captured.grid.widest, self.stream.fetch(captured.out), told, watch, cold)
 
     @property
     def _spare(self) -> int:
@@ -125,18 +124,21 @@ class GraphRounds(Rounds):
 
     def _shape(self, plan: Sequence[RowPlan]) -> Shape:
         padding = bucket(len(plan)) - len(plan)
-        depth = next(depth for depth in DEPTHS if depth >= max(row.draft for row in plan)) if self.drafter else 0
+        depth = max(row.draft for row in plan) if self.drafter else 0
         follows = self.drafter is not None and any(self.follows[row.row] for row in plan)
         needs = tuple(self.chain.needs[row.row] for row in plan) + (Needs(),) * padding
-        # A window has room for what the drafts before it may have been: shapes are few, and padding costs little.
+        # A window is as wide as the drafts before it may have been, and as many are made behind it: shapes are few, and
+        # what is too much costs little. But drafts from the host may be many more than the head's.
         width = max(1 + depth, 1 + max(row.verify for row in plan))
+        if depth and all(row.drafts is None for row in plan):
+            depth = width - 1
         return Shape(width, depth, follows, needs)
 
     def _fill(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
         padding = captured.inputs.shape[1] - len(plan)
         rows = [row.row for row in plan] + [self._spare] * padding
         counts = [1 + row.verify for row in plan] + [1] * padding
-        captured.inputs.copy_(torch.tensor([rows, counts]).pin_memory(), non_blocking=True)
+        self.stream.send(captured.inputs, [rows, counts])
 
     def _mask(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
         assert captured.masks is not None
@@ -158,20 +160,12 @@ class GraphRounds(Rounds):
     # --- capture -------------------------------------------------------------------------------------------------
 
     def _capture(self, shape: Shape, plan: Sequence[RowPlan]) -> Captured:
-        """Every part runs once on the row that is nobody's, which builds its kernels, and is then captured."""
+        """On the row that is nobody's, since what is captured runs once beforehand."""
         started = perf_counter()
         captured = self._empty(shape, plan)
         if any(needs.rejection for needs in shape.needs):
             self._room_for_probs()
-        parts = self._parts(shape, captured)
-        for part in parts:
-            part()
-        torch.cuda.synchronize()
-        for part in parts:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                part()
-            captured.graphs.append(graph)
+        captured.graphs = self.stream.record(self._parts(captured))
         sizes = len(shape.needs), shape.width, shape.depth
         log = logging.getLogger("headlong")
         log.info("captured rounds of %d rows, %d tokens and %d drafts each: %.1f s", *sizes, perf_counter() - started)
@@ -182,6 +176,7 @@ class GraphRounds(Rounds):
         words = -(-self.chain.vocab // 32)
         masked = any(needs.masked for needs in shape.needs)
         return Captured(
+            shape,
             rows=tuple(row.row for row in plan) + (self._spare,) * (count - len(plan)),
             grid=Grid((shape.width,) * count, device),
             inputs=torch.tensor([[self._spare] * count, [1] * count], device=device),
@@ -189,12 +184,14 @@ class GraphRounds(Rounds):
             out=torch.zeros(count, 1 + shape.width + shape.depth, dtype=torch.long, device=device),
         )
 
-    def _parts(self, shape: Shape, captured: Captured) -> list[Callable[[], None]]:
-        verify, judge = partial(self._look, captured), partial(self._judge, captured)
-        draft = partial(self._leave, shape, captured)
-        if captured.masks is not None:
-            return [verify, judge, draft]
-        return [lambda: (verify(), judge())[1], draft]
+    def _parts(self, captured: Captured) -> list[Callable[[], None]]:
+        look, judge, leave = (partial(part, captured) for part in (self._look, self._judge, self._leave))
+
+        def both() -> None:
+            look()
+            judge()
+
+        return [both, leave] if captured.masks is None else [look, judge, leave]
 
     def _look(self, captured: Captured) -> None:
         layout = captured.layout()
@@ -212,8 +209,8 @@ class GraphRounds(Rounds):
         captured.verdict = accept(captured.trial, self.chain)
         self._commit(self._feed(captured))
 
-    def _leave(self, shape: Shape, captured: Captured) -> None:
-        feed = self._feed(captured)
+    def _leave(self, captured: Captured) -> None:
+        feed, shape = self._feed(captured), captured.shape
         layout = feed.layout
         parts = [feed.kept[:, None], feed.tokens.view(-1, shape.width)]
         if shape.depth:

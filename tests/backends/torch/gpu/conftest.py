@@ -6,24 +6,8 @@ import os
 import pytest
 import torch
 
-
-def interpret():
-    """Before triton is first imported."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patch_bounds_too(tensor, scope):
-        """Triton 3.6 holds a loaded number as an array of one, which NumPy 2.4 no longer takes as a loop's bound."""
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_bounds_too
-
-
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
-    interpret()
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,146 @@
+"""Rounds in captured parts: padded to buckets of rows and widths, and the same texts as rounds without.
+
+Without a GPU the parts are run instead of replayed. What they read must come from the tensors that are filled each
+time: a part that remembered the rows it was made with would give another row's tokens.
+"""
+
+import pytest
+import torch
+
+from headlong.backends.torch import backend as backend_module
+from headlong.backends.torch.backend import TorchBackend
+from headlong.backends.torch.gpu.rounds import GraphRounds, bucket
+from headlong.checkpoint.checkpoint import open_checkpoint
+from headlong.engine.request import Chunk, RowPlan, Sampling, Start
+from headlong.settings import Settings
+from tests import tiny
+
+PROMPTS = ([5, 9, 2, 7, 11, 3], [8, 8, 1], [4, 60, 33, 21, 2], [7, 7, 7, 7], [1, 2, 3, 4, 5, 6, 7])
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "seeded": Sampling(temperature=0.8, top_k=20, repetition_penalty=1.2, seed=3),
+    "unseeded": Sampling(temperature=1.0, logit_bias={3: 1.0}),
+}
+
+
+class Ran:
+    def __init__(self, part):
+        self.replay = part
+
+
+class Told:
+    def __init__(self, tensor):
+        self.copy = tensor.clone()
+
+    def values(self):
+        return self.copy.tolist()
+
+
+class PlainStream:
+    """Runs what a GPU would replay."""
+
+    def __init__(self):
+        self.recorded = 0
+
+    def record(self, parts):
+        self.recorded += 1
+        for part in parts:
+            part()
+        return [Ran(part) for part in parts]
+
+    def send(self, to, values):
+        to.copy_(torch.tensor(values))
+
+    def fetch(self, tensor):
+        return Told(tensor)
+
+
+def make(folder, monkeypatch, graphs):
+    def rounds(model, cache, chain, drafter):
+        return GraphRounds(model, cache, chain, drafter, PlainStream())
+
+    if graphs:
+        monkeypatch.setattr(backend_module, "_rounds", lambda device: (rounds, True))
+    settings = Settings(rows=5, context=128, page=16, chunk=32, device="cpu")
+    made = TorchBackend(open_checkpoint(str(folder)), settings)
+    monkeypatch.undo()
+    return made
+
+
+@pytest.fixture(params=["dense", "moe"])
+def backends(request, tmp_path, monkeypatch):
+    """With captured rounds, and without."""
+    folder = tiny.write(tmp_path, request.param)
+    return make(folder, monkeypatch, graphs=True), make(folder, monkeypatch, graphs=False)
+
+
+def start(backend, samplings):
+    for row, sampling in enumerate(samplings):
+        prompt = PROMPTS[row]
+        backend.start(Start(row, prompt, sampling, seed=row))
+        backend.prefill(Chunk(row, 0, prompt[:-1], prompt[-1], range(8 * row, 8 * row + 8), draft=2))
+
+
+def play(backend, rounds):
+    """Rounds of (row, verify, draft); what each row gave."""
+    given = {}
+    for plan in rounds:
+        result = backend.round([RowPlan(*row, pages=()) for row in plan]).result()
+        for kept in result.kept:
+            given.setdefault(kept.row, []).append((kept.tokens, kept.left))
+    return given
+
+
+ROUNDS = (
+    [(0, 2, 3), (1, 1, 3), (2, 0, 1)],
+    [(2, 1, 2), (0, 3, 0), (1, 2, 1)],
+    [(4, 2, 2)],
+    [(1, 1, 0), (3, 0, 0), (4, 0, 0), (2, 0, 0), (0, 0, 0)],
+    [(0, 0, 4), (1, 0, 4), (2, 0, 4), (3, 0, 4), (4, 0, 4)],
+    [(0, 4, 1), (1, 4, 1), (2, 3, 1), (3, 4, 1), (4, 1, 1)],
+)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_same_tokens_and_drafts(backends, name):
+    graphs, plain = backends
+    for backend in backends:
+        start(backend, [SAMPLINGS[name]] * 5)
+    assert play(graphs, ROUNDS) == play(plain, ROUNDS)
+
+
+def test_rows_of_all_sorts(backends):
+    graphs, plain = backends
+    for backend in backends:
+        start(backend, [*SAMPLINGS.values(), *SAMPLINGS.values()][:5])
+    assert play(graphs, ROUNDS) == play(plain, ROUNDS)
+
+
+def test_a_batch_of_a_known_shape_is_captured_once(backends):
+    graphs, _ = backends
+    start(graphs, [Sampling()] * 5)
+    play(graphs, [[(0, 1, 2), (1, 2, 2)], [(3, 2, 2), (2, 0, 2)], [(4, 2, 1), (0, 2, 2)]])
+    assert graphs.rounds.stream.recorded == 1
+    play(graphs, [[(0, 2, 2), (1, 2, 2), (2, 2, 2), (3, 2, 2), (4, 1, 2)]])
+    assert graphs.rounds.stream.recorded == 2
+    assert [len(captured.rows) for captured in graphs.rounds.captured.values()] == [2, 6]
+    play(graphs, [[(0, 2, 1)], [(0, 1, 2)], [(1, 0, 2)]])  # one shape too
+    assert graphs.rounds.stream.recorded == 3
+
+
+def test_logprobs(backends):
+    told = []
+    for backend in backends:
+        for row in range(3):
+            asked = 2 if row == 1 else None
+            backend.start(Start(row, PROMPTS[row], Sampling(), seed=0, logprobs=asked))
+            backend.prefill(Chunk(row, 0, PROMPTS[row][:-1], PROMPTS[row][-1], [row], draft=1))
+        kept = backend.round([RowPlan(row, 1, 0, ()) for row in (2, 1, 0)]).result().kept
+        told.append([each.logprobs for each in kept])
+    assert told[0] == told[1]
+    assert [bool(each) for each in told[0]] == [False, True, False]
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (5, 6), (17, 24), (300, 300)])
+def test_buckets(rows, size):
+    assert bucket(rows) == size
