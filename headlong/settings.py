@@ -36,6 +36,7 @@ class Settings:
     chunk: int = 0  # tokens in one prefill chunk, a multiple of the page; 0: one page on a CPU, four on a GPU
     budget: int = 0  # prompt tokens between two rounds while rows decode; 0: one chunk
     cache_tokens: int = 0  # positions that all rows together may hold; 0: every row's whole context
+    memory_fraction: float = 0.9  # of a GPU's memory that weights, pages and rounds may take
     prefix_bytes: int = 1 << 30  # for prompts' beginnings kept for later requests; 0: none are kept
     queue: int = 1024  # requests that may wait; more are refused
     draft_kind: str = "auto"  # auto: the model's head if it has one, n-grams, and a request's prediction
@@ -54,5 +55,7 @@ class Settings:
                 raise UserError(f"{name} is {value!r}; it must be a whole number.")
             if value < least:
                 raise UserError(f"{name} is {value}; it must be at least {least}{MEANS_AUTO.get(name, '')}.")
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise UserError(f"memory_fraction is {self.memory_fraction}; it must be above 0 and at most 1.")
         if self.chunk % self.page:
             raise UserError(f"chunk is {self.chunk} and page is {self.page}; chunk must be a multiple of page.")

@@ -159,7 +159,13 @@ def _check(args: argparse.Namespace) -> None:
 def _settings(args: argparse.Namespace) -> Settings:
     """Every run prefills its own prompt, and nothing is kept in the pages that rounds are timed in."""
     return Settings(
-        device=args.device, dtype=args.dtype, rows=1, context=args.context, prefix_bytes=0, threads=args.threads
+        device=args.device,
+        dtype=args.dtype,
+        rows=1,
+        context=args.context,
+        memory_fraction=args.memory_fraction,
+        prefix_bytes=0,
+        threads=args.threads,
     )
 
 

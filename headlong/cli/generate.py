@@ -91,6 +91,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         dtype=args.dtype,
         rows=args.rows,
         context=args.context,
+        memory_fraction=args.memory_fraction,
         draft_kind=args.draft_kind,
         threads=args.threads,
     )

@@ -24,6 +24,13 @@ def add_machine_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="longest prompt and text in tokens; 0: the model's own limit, at most 16384; default: %(default)s",
     )
+    group.add_argument(
+        "--memory-fraction",
+        type=number,
+        default=Settings.memory_fraction,
+        metavar="X",
+        help="of a GPU's memory, for weights, cache and rounds together; default: %(default)s",
+    )
 
 
 def add_rows_argument(group: argparse._ArgumentGroup, default: int) -> None:

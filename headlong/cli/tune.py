@@ -74,6 +74,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         dtype=args.dtype,
         rows=args.rows,
         context=args.context,
+        memory_fraction=args.memory_fraction,
         cache_tokens=max(0, args.rows) * tuning.POSITIONS,
         prefix_bytes=0,
         threads=args.threads,

@@ -61,8 +61,11 @@ sys.stderr.write("LOADED " + " ".join(sorted(set({HEAVY!r}) & set(sys.modules)))
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ([], "no command was given; give one of generate, bench, tune, inspect, or run 'headlong --help'."),
-        (["sing"], "'sing' is not a command; give one of generate, bench, tune, inspect, or run 'headlong --help'."),
+        ([], "no command was given; give one of generate, bench, tune, check, inspect, or run 'headlong --help'."),
+        (
+            ["sing"],
+            "'sing' is not a command; give one of generate, bench, tune, check, inspect, or run 'headlong --help'.",
+        ),
         (["--sing"], "'--sing' is not an option of headlong; run 'headlong --help' for those it has."),
     ],
 )

@@ -12,6 +12,7 @@ from headlong.backends.torch.drafters import Drafter, HeadDrafter
 from headlong.backends.torch.gpu.paths import reason_against
 from headlong.backends.torch.gpu.rounds import GraphRounds
 from headlong.backends.torch.loader import Loader
+from headlong.backends.torch.memory import Room, pages_that_fit
 from headlong.backends.torch.models import FAMILIES
 from headlong.backends.torch.native.library import DEFAULT_THREADS, library, torch_threads
 from headlong.backends.torch.round import Rounds
@@ -54,8 +55,14 @@ class TorchBackend:
             reason = "" if with_head else _no_draft_reason(checkpoint, settings)
             shape, about = self.model.cache_shape, _describe(self.device, dtype, self.threads)
             page_bytes = shape.page_bytes(settings.page, dtype)
-            self.limits = _limits(settings, context, config.vocab_size, page_bytes, reason, about)
             rounds, spare = _rounds(self.device)
+            limits = _limits(settings, context, config.vocab_size, page_bytes, reason, about)
+            if self.device.type == "cuda":
+                states = (settings.rows + spare) * shape.state_bytes(dtype)
+                left = Room.of(self.device).for_pages(settings.memory_fraction, states)
+                least = _pages_a_row(settings, context)
+                limits = replace(limits, pages=pages_that_fit(limits.pages, least, page_bytes, left, settings))
+            self.limits = limits
             cache = Cache(shape, self.limits, dtype, self.device, spare)
             chain = Chain(cache.rows, config.vocab_size, self.device)
             if drafter is None and self.model.head is not None:
@@ -141,7 +148,7 @@ def _rounds(device: torch.device) -> tuple[type[Rounds], bool]:
 
 def _limits(settings: Settings, context: int, vocab: int, page_bytes: int, reason: str, device: str) -> Limits:
     """`reason` says why the model cannot draft; empty when it can."""
-    pages_a_row = -(-(context + 2 * MAX_WIDTH) // settings.page)
+    pages_a_row = _pages_a_row(settings, context)
     on_cpu = "CPU thread" in device
     return Limits(
         rows=settings.rows,
@@ -157,6 +164,10 @@ def _limits(settings: Settings, context: int, vocab: int, page_bytes: int, reaso
         overlaps=not on_cpu,
         device=device,
     )
+
+
+def _pages_a_row(settings: Settings, context: int) -> int:
+    return -(-(context + 2 * MAX_WIDTH) // settings.page)
 
 
 def _pages(settings: Settings, pages_a_row: int, page_bytes: int) -> int:

@@ -45,6 +45,12 @@ class CacheShape:
     conv_channels: int = 0
     conv_kernel: int = 1
 
+    def state_bytes(self, dtype: torch.dtype) -> int:
+        """Of what one row's recurrent layers remember."""
+        waiting = MAX_WIDTH * self.heads * (self.key_dim + self.value_dim + 1)
+        inputs = (self.conv_kernel - 1 + MAX_WIDTH) * self.conv_channels * dtype.itemsize
+        return self.recurrent_layers * (4 * (self.heads * self.key_dim * self.value_dim + waiting) + inputs)
+
     def page_bytes(self, page: int, dtype: torch.dtype) -> int:
         """Of the keys and values of so many tokens in all layers."""
         return 2 * self.attention_layers * self.kv_heads * self.head_dim * page * dtype.itemsize
