@@ -25,6 +25,7 @@ YOUNG = 32  # rounds after a change of rows in which depths are considered every
 REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
+SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
 PARKED = 0.05  # gain for which some rows rest while others draft
 AROUND = 8  # tokens to either side over which the price of one is taken: a tile of them
 RATE_GAIN = 0.1  # share of the newest round in the rate that prices are set by
@@ -275,9 +276,9 @@ class Scene:
             ]
             rate, some = self._share(shares, self.steps[max(depth, self.fixed_deepest)], table)
             fell = 0 if rate > best[0] else fell + 1
-            if rate > best[0]:
+            if rate > best[0] * (1.0 + SHALLOW):
                 best = rate, [min(depth, len(give) - 1) if row in some else 0 for row, give in enumerate(gives)]
-            elif fell > 1:
+            if fell > 1:
                 break
         return best
 

@@ -34,6 +34,7 @@ from headlong.engine.request import Kept, RoundResult, RowPlan
 if TYPE_CHECKING:
     from headlong.engine.backend import Handle
 
+MOST_SHAPES = 128  # whose graphs are kept
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
@@ -101,9 +102,9 @@ class GraphRounds(Rounds):
     def run(self, plan: Sequence[RowPlan]) -> "Handle":
         shape = self._shape(plan)
         cold = shape not in self.captured
-        if cold:
-            self.captured[shape] = self._capture(shape, plan)
-        captured, watch = self.captured[shape], Stopwatch(self.cache.device)
+        captured = self._capture(shape, plan) if cold else self.captured.pop(shape)
+        self.captured[shape] = captured  # the newest last
+        watch = Stopwatch(self.cache.device)
         self._fill(captured, plan)
         watch.mark()
         self._place_given(plan)
@@ -162,6 +163,8 @@ class GraphRounds(Rounds):
     def _capture(self, shape: Shape, plan: Sequence[RowPlan]) -> Captured:
         """On the row that is nobody's, since what is captured runs once beforehand."""
         started = perf_counter()
+        while len(self.captured) >= MOST_SHAPES:
+            del self.captured[next(iter(self.captured))]  # used longest ago
         captured = self._empty(shape, plan)
         if any(needs.rejection for needs in shape.needs):
             self._room_for_probs()

@@ -128,6 +128,17 @@ def test_a_batch_of_a_known_shape_is_captured_once(backends):
     assert graphs.rounds.stream.recorded == 3
 
 
+def test_shapes_used_longest_ago_are_let_go(backends, monkeypatch):
+    monkeypatch.setattr("headlong.backends.torch.gpu.rounds.MOST_SHAPES", 2)
+    graphs, plain = backends
+    rounds = [[(0, 0, depth)] for depth in (1, 2, 1, 3, 1, 2)]
+    for backend in backends:
+        start(backend, [Sampling()])
+    assert play(graphs, rounds) == play(plain, rounds)
+    assert [shape.depth for shape in graphs.rounds.captured] == [1, 2]
+    assert graphs.rounds.stream.recorded == 4
+
+
 def test_logprobs(backends):
     told = []
     for backend in backends:
