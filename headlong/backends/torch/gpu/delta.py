@@ -175,11 +175,11 @@ def _mix(given, held, scratch, sizes: tl.constexpr, EARLY: tl.constexpr):
 def _convolve(past, new, stride, conv, j, inside, sizes):
     """Token j, the oldest tap first: inputs from `past`, which are settled, then the window's from `new`."""
     taps: tl.constexpr = sizes.taps
-    total = tl.zeros(inside.shape, tl.float32)
+    total, zero = tl.zeros(inside.shape, tl.float32), tl.zeros(inside.shape, tl.int32)
     for tap in tl.static_range(taps):
         step = j + tap - (taps - 1)
-        settled = tl.load(past + (j + tap) * sizes.channels, mask=inside & (step < 0), other=0.0)
-        fresh = tl.load(new + step * stride, mask=inside & (step >= 0), other=0.0)
+        settled = tl.load(past + (j + tap) * sizes.channels, mask=inside & (step < zero), other=0.0)
+        fresh = tl.load(new + step * stride, mask=inside & (step >= zero), other=0.0)
         x = tl.where(step < 0, settled.to(tl.float32), fresh.to(tl.float32))
         total += x * tl.load(conv + tap * sizes.channels, mask=inside, other=0.0)
     return total

@@ -87,8 +87,9 @@ def _pair_norm(
     follow(EARLY)
     at = tl.arange(0, BLOCK)
     row, which, inside = tl.program_id(0).to(tl.int64), tl.program_id(1), at < size
-    one = tl.load(first + row * first_stride + at, mask=inside & (which == 0), other=0.0).to(tl.float32)
-    other = tl.load(second + row * second_stride + at, mask=inside & (which == 1), other=0.0).to(tl.float32)
+    ones, others = tl.where(which == 0, size, 0), tl.where(which == 0, 0, size)
+    one = tl.load(first + row * first_stride + at, mask=at < ones, other=0.0).to(tl.float32)
+    other = tl.load(second + row * second_stride + at, mask=at < others, other=0.0).to(tl.float32)
     factor = tl.load(weight + which * size + at, mask=inside, other=0.0)
     normed = _rms(tl.where(which == 0, one, other), factor, size, eps)
     tl.store(y + (row * 2 + which) * size + at, normed.to(y.dtype.element_ty), mask=inside)
