@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ class Waiting:
     """A token whose text is not written yet."""
 
     token: int
-    drafted: bool
+    position: int  # of the draft in its round; 0: the target's own
     logprob: Logprob | None
     last: str | None  # why the answer ends with it, as far as tokens tell
 
@@ -64,9 +64,9 @@ class Answer:
             if self.complete:
                 break
             last = self._last(token)
-            drafted = place < len(kept.tokens) - 1
+            position = place + 1 if place < len(kept.tokens) - 1 else 0
             logprob = kept.logprobs[place] if kept.logprobs else None
-            self._waiting.append(Waiting(token, drafted, logprob, last))
+            self._waiting.append(Waiting(token, position, logprob, last))
             self.complete = last is not None
             counted.append(token)
         return tuple(counted)
@@ -80,8 +80,7 @@ class Answer:
     def end_here(self) -> None:
         """The constraint's text is whole: the newest token is the last."""
         if not self.complete:
-            newest = self._waiting[-1]
-            self._waiting[-1] = Waiting(newest.token, newest.drafted, newest.logprob, "stop")
+            self._waiting[-1] = replace(self._waiting[-1], last="stop")
             self.complete = True
 
     def write(self) -> list[Emitted]:
@@ -111,7 +110,7 @@ class Answer:
                 self.finish_reason = waiting.last
         self.complete = self.complete or self.finish_reason is not None
         self._pieces.append(piece)
-        return Emitted(self.job.index, waiting.token, piece, waiting.drafted, self.finish_reason, waiting.logprob)
+        return Emitted(self.job.index, waiting.token, piece, waiting.position, self.finish_reason, waiting.logprob)
 
     def _stopped(self, piece: str) -> str:
         """What may be shown of a piece: stop strings count once there are enough tokens."""
@@ -127,7 +126,7 @@ class Answer:
         self.finish_reason, self.error, self.complete = reason, error, True
         piece = self._stops.flush()  # it might have become a stop string, and now it cannot
         self._pieces.append(piece)
-        return [Emitted(self.job.index, None, piece, drafted=False, finish_reason=reason)]
+        return [Emitted(self.job.index, None, piece, position=0, finish_reason=reason)]
 
     def output(self) -> Output:
         """What there is so far; an answer that is not complete counts as cancelled."""

@@ -249,9 +249,13 @@ class Emitted:
     index: int
     token: int | None
     text: str
-    drafted: bool  # it was a draft that the target agreed with
+    position: int  # of the draft in its round that the target agreed with, from 1; 0: the target's own token
     finish_reason: str | None = None  # on the last one: "stop", "length", "cancelled", "deadline" or "fault"
     logprob: Logprob | None = None
+
+    @property
+    def drafted(self) -> bool:
+        return self.position > 0
 
 
 @dataclass(frozen=True)

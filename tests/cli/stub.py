@@ -55,16 +55,16 @@ class StubEngine:
             self.rounds[index] += 1
             for place in range(self._depth(index) + 1 + index):
                 if self.given[index] < self._last(index):
-                    emitted.append(self._emit(index, drafted=place > 0))
+                    emitted.append(self._emit(index, position=place))
         return emitted
 
-    def _emit(self, index: int, drafted: bool) -> Emitted:
+    def _emit(self, index: int, position: int) -> Emitted:
         token = self.given[index] % len(ANSWER)
         self.given[index] += 1
         finish = None
         if self.given[index] == self._last(index):
             finish = "length" if self.requests[index].max_tokens <= len(ANSWER) else "stop"
-        return Emitted(index, token, ANSWER[token], drafted, finish)
+        return Emitted(index, token, ANSWER[token], position, finish)
 
     def _depth(self, index: int) -> int:
         if self.settings.draft_kind == "none":

@@ -296,6 +296,7 @@ def test_a_stream_gives_the_text_of_the_whole(build, says):
 def test_drafted_tokens_are_marked(build):
     tokens = list(build(walk, RIGHT).stream([1, 2], max_tokens=9, depth=2))
     assert [token.drafted for token in tokens] == [True, True, False] * 3
+    assert [token.position for token in tokens] == [1, 2, 0] * 3
     assert not any(token.drafted for token in build(walk, WRONG).stream([1, 2], max_tokens=9))
 
 
