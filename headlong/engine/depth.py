@@ -1,7 +1,12 @@
-"""How many tokens to draft for every row: what gives most tokens a second, found while rounds run."""
+"""How many tokens to draft for every row: what makes rows fastest, found while rounds run.
+
+Rows share every round, so one row's drafts cost all of them time. The best plan is the one with the greatest product of
+the rows' speeds: nobody is slowed for a neighbour who gains less than they lose, in proportion.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import exp, log1p
 from operator import is_, mul
 from typing import Any
 
@@ -233,25 +238,26 @@ class Scene:
         self.reach = [row.reach(HEAD, min(row.cap, deepest)) for row in self.auto]
         fixed = [row.reach(HEAD, row.now) for row in rows if row.asked]
         self.fixed_deepest = max(map(len, fixed), default=0)
-        self.size = len(rows) + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
-        self.tokens = float(len(rows) + sum(map(sum, fixed)))  # tokens they give
+        self.rows = len(rows)
+        self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
+        self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
         self.rate = 0.0  # tokens a second of the best plan
-        self._price(costs.of(kind), len(rows), deepest)
+        self._price(costs.of(kind), deepest)
 
-    def _price(self, curves: KindCosts, rows: int, deepest: int) -> None:
+    def _price(self, curves: KindCosts, deepest: int) -> None:
         """A step's cost is taken as a line over the rows in it, so that only the number of drafts counts."""
         self.curves = curves
-        one, every = curves.first.value(1), curves.first.value(rows)
-        self.slope = (every - one) / (rows - 1) if rows > 1 else 0.0
+        one, every = curves.first.value(1), curves.first.value(self.rows)
+        self.slope = (every - one) / (self.rows - 1) if self.rows > 1 else 0.0
         most = sum(map(len, self.reach))
         verify = curves.verify.table(self.size + most)
         self.table = [curves.host + verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
-        self.steps = self._steps(curves.further.value(rows), rows, deepest)
+        self.steps = self._steps(curves.further.value(self.rows), deepest)
 
-    def _steps(self, further: float, rows: int, deepest: int) -> list[float]:
+    def _steps(self, further: float, deepest: int) -> list[float]:
         """By depth: what all steps to there cost without the slope, and with it for fixed rows."""
-        first = self.curves.first.value(rows) + self.slope * (self.size - 2 * rows)
-        further = max(0.0, further - self.slope * rows)
+        first = self.curves.first.value(self.rows) + self.slope * (self.size - 2 * self.rows)
+        further = max(0.0, further - self.slope * self.rows)
         return [self.curves.idle, *(first + further * step for step in range(deepest))]
 
     # --- the best plan -------------------------------------------------------------------------------------------
@@ -264,8 +270,8 @@ class Scene:
         A depth for every row would promise more and give less: what is known of one row is mostly luck, and rounds
         would come in many more sizes.
         """
-        best = self.tokens / (table[0] + self.steps[self.fixed_deepest]), [0] * len(reaches)
-        gives = [list(accumulate(reach, initial=0.0)) for reach in reaches]
+        best = self._tokens(0.0) / (table[0] + self.steps[self.fixed_deepest]), [0] * len(reaches)
+        gives = [[log1p(tokens) for tokens in accumulate(reach, initial=0.0)] for reach in reaches]
         fell = 0
         most = len(self.steps) - 1 if deepest is None else min(deepest, len(self.steps) - 1)
         for depth in range(1, most + 1):
@@ -287,10 +293,10 @@ class Scene:
     ) -> tuple[float, set[int]]:
         """The rate and the rows of one depth's plan: all of them, unless the likeliest alone do clearly better."""
         shares.sort(reverse=True)
-        tokens, drafts, rates = self.tokens, 0, [0.0]
+        logs, drafts, rates = 0.0, 0, [0.0]
         for likely, count, _ in shares:
-            tokens, drafts = tokens + likely * count, drafts + count
-            rates.append(tokens / (table[drafts] + steps))
+            logs, drafts = logs + likely * count, drafts + count
+            rates.append(self._tokens(logs) / (table[drafts] + steps))
         most = max(rates)
         count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
         return rates[count], {row for _, _, row in shares[:count]}
@@ -311,11 +317,15 @@ class Scene:
 
     # --- any plan ------------------------------------------------------------------------------------------------
 
+    def _tokens(self, logs: float) -> float:
+        """A round's tokens, as if all rows gave as many: their geometric mean. `logs` are those of the auto rows."""
+        return self.rows * exp((self.logs + logs) / self.rows)
+
     def cost(self, depths: Sequence[int]) -> float:
         return self.table[sum(depths)] + self.steps[max(self.fixed_deepest, *depths)]
 
     def gives(self, depths: Sequence[int]) -> float:
-        return self.tokens + sum(sum(reach[:depth]) for reach, depth in zip(self.reach, depths, strict=True))
+        return self._tokens(sum(log1p(sum(reach[:depth])) for reach, depth in zip(self.reach, depths, strict=True)))
 
     def more(self, depths: Sequence[int], rows: int) -> float:
         """Seconds that one draft of so many more rows adds."""

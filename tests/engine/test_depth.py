@@ -4,7 +4,7 @@ import json
 import math
 import random
 from itertools import pairwise, product
-from statistics import mean
+from statistics import geometric_mean, mean
 
 import pytest
 
@@ -43,7 +43,7 @@ class Simulation:
         self.random, self.slowness, self.changes = random.Random(seed), 1.0, 0
 
     def run(self, rounds):
-        """Expected tokens a second, on the machine as it is without noise."""
+        """Expected tokens a second, each round's by the rows' geometric mean, on the machine as it is without noise."""
         tokens = seconds = 0.0
         for _ in range(rounds):
             gave, took = self.round()
@@ -58,7 +58,7 @@ class Simulation:
         steps = [sum(each > depth for each in draft) for depth in range(max(draft))]
         verify_s, draft_s = self.verify(size), sum(map(self.step, steps))
         self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s))
-        gave, tokens = 0.0, len(self.rows)
+        tokens = len(self.rows)
         for row, chance, count in zip(self.rows, self.chances, verify, strict=True):
             kept = 0
             while kept < count and self.random.random() < chance:
@@ -66,11 +66,10 @@ class Simulation:
             if count:
                 row.record(HEAD, count, kept)
             tokens += kept
-            gave += sum(chance**depth for depth in range(count + 1))
         self.controller.record("plain", size, tokens, steps)
         self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
         self.left = draft
-        return gave, verify_s + draft_s
+        return self.gives(verify), verify_s + draft_s
 
     def _noisy(self, seconds):
         spike = self.random.uniform(2, 10) if self.random.random() < 0.015 else 1.0
@@ -85,9 +84,18 @@ class Simulation:
         for held in (self.rows, self.chances, self.left):
             del held[index]
 
+    def gives(self, depths):
+        """A round's tokens, as if all rows gave as many."""
+        pairs = zip(self.chances, depths, strict=True)
+        each = (sum(chance**place for place in range(depth + 1)) for chance, depth in pairs)
+        return len(self.rows) * geometric_mean(each)
+
+    def planned(self, depths):
+        steps = [sum(each > depth for each in depths) for depth in range(max(depths))]
+        return self.gives(depths) / (self.verify(len(self.rows) + sum(depths)) + sum(map(self.step, steps)))
+
     def fixed(self, depth):
-        gives = sum(sum(chance**place for place in range(depth + 1)) for chance in self.chances)
-        return gives / (self.verify(len(self.rows) * (1 + depth)) + depth * self.step(len(self.rows)))
+        return self.planned([depth] * len(self.rows))
 
     def best(self):
         return max(self.fixed(depth) for depth in range(9))
@@ -113,12 +121,25 @@ def test_it_finds_the_best_depth(machine, rows):
     assert sum(learnt for _, learnt in shares.values()) / len(shares) >= 0.985, shares
 
 
-@pytest.mark.parametrize(("rows", "gain"), [(2, 1.15), (8, 1.0)])
-def test_rows_of_different_luck_have_different_depths(rows, gain):
-    simulation = Simulation("cpu", [0.95, 0.1] * (rows // 2))
-    simulation.run(500)
-    assert simulation.run(300) >= gain * simulation.best()
-    assert min(simulation.left[::2]) > max(simulation.left[1::2])
+@pytest.mark.parametrize("rows", [2, 8])
+def test_rows_of_different_luck_have_different_depths(rows):
+    shares = []
+    for seed in range(4):
+        simulation = Simulation("cpu", [0.95, 0.1] * (rows // 2), seed)
+        simulation.run(500)
+        best = max(simulation.planned([*pair] * (rows // 2)) for pair in product(range(9), repeat=2))
+        shares.append(simulation.run(300) / best)
+        assert sum(simulation.left[::2]) >= sum(simulation.left[1::2])
+    assert mean(shares) >= 0.97, shares
+
+
+def test_rows_that_do_not_draft_lose_no_more_than_others_gain():
+    """On a machine whose rounds cost by the token, drafts of half the rows are mostly paid by the other half."""
+    simulation = Simulation("cpu", [0.8] * 8)
+    for row in simulation.rows[::2]:
+        row.asked = row.cap = 0
+    simulation.run(300)
+    assert simulation.run(300) >= 0.98 * max(simulation.planned([0, depth] * 4) for depth in range(9))
 
 
 @pytest.mark.parametrize(("machine", "rows"), [("cpu", 1), ("cpu", 8), ("gpu", 4)])
@@ -162,7 +183,7 @@ def test_rows_come_and_go(machine):
         gave, took = simulation.round()
         if number >= 200:
             share, seconds = share + gave / simulation.best(), seconds + took
-    assert share / seconds >= 1.0  # more than one depth for all could give
+    assert share / seconds >= 0.98  # of what one depth for all would give, chosen anew each round
 
 
 def test_a_slow_moment_of_the_machine_changes_little():
