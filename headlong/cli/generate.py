@@ -1,23 +1,20 @@
 """`headlong generate`: write text from one prompt or many."""
 
 import argparse
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import headlong
 from headlong.cli import options, request, show, summary
+from headlong.cli.drive import drive, refuse_faults
 from headlong.cli.prompts import decode, read_file
 from headlong.engine.intake import requests_from
-from headlong.engine.request import Output, Request
-from headlong.errors import Fault, UserError
+from headlong.engine.request import MOST_LOGPROBS, Request
+from headlong.errors import UserError
 from headlong.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,6 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_machine_arguments(machine)
     options.add_rows_argument(machine, Settings.rows)
     parser.add_argument("--json", action="store_true", help="print one JSON object for each answer instead of text")
+    parser.add_argument(
+        "--logprobs",
+        type=options.whole,
+        metavar="N",
+        help=f"with --json, each token's logprob and those of the N likeliest, at most {MOST_LOGPROBS}",
+    )
     loudness = parser.add_mutually_exclusive_group()
     loudness.add_argument("-v", "--verbose", action="store_true", help="more figures, and tracebacks of faults")
     loudness.add_argument("-q", "--quiet", action="store_true", help="the text alone")
@@ -48,14 +51,28 @@ def _add_prompt_arguments(group: argparse._ArgumentGroup) -> None:
     source.add_argument("--prompts", metavar="FILE", help="a file with one prompt a line, run together")
     group.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     group.add_argument("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
+    group.add_argument(
+        "-N",
+        "--completions",
+        type=options.whole,
+        default=1,
+        metavar="N",
+        help="answers to each prompt; seeds count up from --seed; default: %(default)s",
+    )
+    group.add_argument(
+        "--prediction",
+        type=options.text_or_file,
+        metavar="TEXT|@FILE",
+        help="a text that the answer is expected to resemble, such as a file that it edits",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Everything that can be refused is checked before the model is loaded."""
     _check(args)
-    settings = _settings(args)
+    settings = options.settings_of(args, args.rows)
     asked = summary.Asked(_read_prompts(args), args.completions, args.depth, args.logprobs is not None)
-    requests = requests_from(asked.prompts, request.options_of(args))
+    requests = requests_from(asked.prompts, options_of(args))
     settings = replace(settings, queue=max(settings.queue, len(requests)))
     started = time.perf_counter()
     with closing(headlong.load(args.model, require_draft=args.require_draft, **vars(settings))) as engine:
@@ -64,17 +81,22 @@ def run(args: argparse.Namespace) -> int:
             requests = [_as_chat(engine, one, args.system) for one in requests]
         view = _view(args, engine.name, load_s, asked)
         started = time.perf_counter()
-        outputs = _drive(engine, requests, view)
+        outputs = drive(engine, requests, view)
         seconds = time.perf_counter() - started
         if not args.json and not args.quiet:
             lines = [summary.figures(outputs, seconds, asked)]
             if args.verbose:
                 lines += summary.details(engine.name, load_s, engine.limits.device, outputs)
             show.write(show.open_console(stderr=True), "".join(f"{line}\n" for line in lines), show.ASIDE)
-    _refuse_faults(outputs, hint="" if args.verbose else "; run it again with -v to see where")
+    refuse_faults(outputs, args.verbose)
     if any(output.finish_reason == "cancelled" for output in outputs):
         raise KeyboardInterrupt  # all is shown; the door knows the exit code
     return 0
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    own = {"n": args.completions, "logprobs": args.logprobs, "prediction": args.prediction}
+    return request.options_of(args) | own
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -83,18 +105,10 @@ def _check(args: argparse.Namespace) -> None:
     if args.raw and args.system is not None:
         raise UserError("--system was given with --raw; a system message needs the chat template, leave one out.")
     request.check(args)
-
-
-def _settings(args: argparse.Namespace) -> Settings:
-    return Settings(
-        device=args.device,
-        dtype=args.dtype,
-        rows=args.rows,
-        context=args.context,
-        memory_fraction=args.memory_fraction,
-        draft_kind=args.draft_kind,
-        threads=args.threads,
-    )
+    if args.prediction is not None and not request.drafts(args):
+        raise UserError("--prediction was given and drafting is turned off; leave one of the two out.")
+    if args.logprobs is not None and not args.json:
+        raise UserError("--logprobs was given without --json, which alone shows them; add it or leave them out.")
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
@@ -132,53 +146,3 @@ def _view(args: argparse.Namespace, model: str, load_s: float, asked: summary.As
         return show.Json(sys.stdout, model, load_s, asked.logprobs)
     console = show.open_console()
     return show.Live(console) if asked.answers == 1 else show.Whole(console, asked)
-
-
-def _drive(engine: "Engine", requests: Sequence[Request], view: show.View) -> list[Output]:
-    """Run the requests together; each answer is shown once it and those before it are complete."""
-    indices = [engine.submit(request) for request in requests]
-    running = set(indices)
-    outputs: list[Output] = []
-
-    def show_complete() -> None:
-        while len(outputs) < len(indices) and indices[len(outputs)] not in running:
-            output = engine.output(indices[len(outputs)])
-            view.answer(len(outputs), output)
-            outputs.append(output)
-
-    with _ctrl_c_between_steps() as interrupted:
-        while running and not interrupted.is_set():
-            for emitted in engine.step():
-                view.piece(emitted)
-                if emitted.finish_reason is not None:
-                    running.discard(emitted.index)
-            show_complete()
-    for index in running:
-        engine.cancel(index)
-    running.clear()
-    show_complete()
-    return outputs
-
-
-def _refuse_faults(outputs: Sequence[Output], hint: str) -> None:
-    errors = [" ".join(output.error.split()) for output in outputs if output.finish_reason == "fault"]
-    if errors:
-        which = f"{len(errors)} of {len(outputs)} answers broke off" if len(outputs) > 1 else "the answer broke off"
-        raise Fault(f"{which}: {errors[0].rstrip('.')}{hint}.")
-
-
-@contextmanager
-def _ctrl_c_between_steps() -> Iterator[Event]:
-    """The first Ctrl-C sets the event, so that a step is never torn; the second ends at once."""
-    pressed = Event()
-
-    def press(number: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

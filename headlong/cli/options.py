@@ -39,6 +39,19 @@ def add_rows_argument(group: argparse._ArgumentGroup, default: int) -> None:
     )
 
 
+def settings_of(args: argparse.Namespace, rows: int) -> Settings:
+    """The machine's flags and the draft kind, as an engine takes them."""
+    return Settings(
+        device=args.device,
+        dtype=args.dtype,
+        rows=rows,
+        context=args.context,
+        memory_fraction=args.memory_fraction,
+        draft_kind=args.draft_kind,
+        threads=args.threads,
+    )
+
+
 def text(given: str) -> str:
     """A command line may hold bytes that are no text."""
     return decode(given.encode(errors="surrogateescape"), f"the argument {given!a}")

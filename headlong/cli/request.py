@@ -5,8 +5,8 @@ from typing import Any
 
 from headlong.cli import options
 from headlong.engine.intake import CONSTRAINTS
-from headlong.engine.request import MOST_LOGPROBS, Request, Sampling
-from headlong.errors import DraftError, UserError
+from headlong.engine.request import Request, Sampling
+from headlong.errors import DraftError
 from headlong.settings import DRAFT_KINDS, MAX_DEPTH, Settings
 
 # The sampling flags, by field; type and default come from the field itself.
@@ -23,7 +23,7 @@ SAMPLING = {
     "seed": "the same seed gives the same text; default: a new text each time",
 }
 # Flags whose names are those of the options.
-PLAIN = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "depth", "prediction")
+PLAIN = ("max_tokens", "min_tokens", "stop", "ignore_eos", "depth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,24 +43,10 @@ def _add_text_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="neither the model's end token nor a stop text ends it before; default: %(default)s",
     )
-    group.add_argument(
-        "-N",
-        "--completions",
-        type=options.whole,
-        default=1,
-        metavar="N",
-        help="answers to each prompt; seeds count up from --seed; default: %(default)s",
-    )
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
     group.add_argument(
         "--deadline", type=options.number, metavar="SECONDS", help="end there with the text so far; default: none"
-    )
-    group.add_argument(
-        "--logprobs",
-        type=options.whole,
-        metavar="N",
-        help=f"with --json, each token's logprob and those of the N likeliest, at most {MOST_LOGPROBS}",
     )
     for name, meaning in SAMPLING.items():
         default = getattr(Sampling, name)
@@ -98,36 +84,30 @@ def _add_draft_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--depth",
-        type=_depth,
+        type=depth,
         default=Request.depth,
         metavar=f"{{auto,0..{MAX_DEPTH}}}",
         help="tokens drafted in a round; auto: as many as pay, found while it runs; default: auto",
     )
-    group.add_argument(
-        "--prediction",
-        type=options.text_or_file,
-        metavar="TEXT|@FILE",
-        help="a text that the answer is expected to resemble, such as a file that it edits",
-    )
     group.add_argument("--require-draft", action="store_true", help="fail with exit code 3 if drafting cannot run")
 
 
-def _depth(text: str) -> int | None:
+def depth(text: str) -> int | None:
     return None if text == "auto" else options.whole(text)
+
+
+def drafts(args: argparse.Namespace) -> bool:
+    """Whether drafting is wanted."""
+    return bool(args.draft_kind != "none" and args.depth != 0)
 
 
 def check(args: argparse.Namespace) -> None:
     """Refuse flags that would be ignored."""
-    drafts = args.draft_kind != "none" and args.depth != 0
-    if args.require_draft and not drafts:
+    if args.require_draft and not drafts(args):
         raise DraftError("--require-draft was given and drafting is turned off; leave one of the two out.")
-    if args.prediction is not None and not drafts:
-        raise UserError("--prediction was given and drafting is turned off; leave one of the two out.")
-    if args.logprobs is not None and not args.json:
-        raise UserError("--logprobs was given without --json, which alone shows them; add it or leave them out.")
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags ask of every prompt, as `requests_from` takes it."""
     named = {name: getattr(args, name) for name in (*PLAIN, *CONSTRAINTS, *SAMPLING)}
-    return {**named, "n": args.completions, "deadline_s": args.deadline}
+    return {**named, "deadline_s": args.deadline}

@@ -6,7 +6,8 @@ from argparse import Namespace
 
 import pytest
 
-from headlong.cli.request import PLAIN, SAMPLING, options_of
+from headlong.cli.generate import options_of
+from headlong.cli.request import PLAIN, SAMPLING
 from headlong.engine.intake import CONSTRAINTS, Options
 from headlong.engine.request import Constraint, Request, Sampling
 from headlong.settings import Settings
@@ -268,7 +269,8 @@ def test_every_sampling_field_but_the_bias_has_a_flag():
 
 def test_every_option_of_a_request_has_a_flag():
     """But those that only matter among the requests of others, and what kind drafts, which is a setting here."""
-    args = Namespace(**dict.fromkeys((*PLAIN, *SAMPLING, *CONSTRAINTS, "completions", "deadline")))
+    own = ("completions", "logprobs", "prediction", "deadline")
+    args = Namespace(**dict.fromkeys((*PLAIN, *SAMPLING, *CONSTRAINTS, *own)))
     assert set(Options.__annotations__) - set(options_of(args)) == {"priority", "draft_kind", "logit_bias"}
 
 
