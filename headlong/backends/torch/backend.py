@@ -143,7 +143,7 @@ class TorchBackend:
 
 def _rounds(device: torch.device) -> tuple[type[Rounds], bool]:
     """How rounds run there, and whether they need a row that is nobody's."""
-    return (GraphRounds, True) if device.type == "cuda" else (Rounds, False)
+    return (GraphRounds, True) if device.type == "cuda" and not reason_against(device) else (Rounds, False)
 
 
 def _limits(settings: Settings, context: int, vocab: int, page_bytes: int, reason: str, device: str) -> Limits:

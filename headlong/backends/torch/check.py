@@ -35,7 +35,7 @@ def _paths(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         against = reason_against(device)
         mine, prompts = f"plain PyTorch: {against}" if against else "Triton", "cuBLAS and plain PyTorch"
-        rounds = "captured graphs"
+        rounds = "call by call" if against else "captured graphs"
     else:
         mine = prompts = "compiled C" if library() else "plain PyTorch: no C compiler was found"
         rounds = "recorded calls" if library() else "call by call"

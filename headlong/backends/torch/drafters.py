@@ -76,6 +76,7 @@ class HeadDrafter:
         return self._cold
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
+        self.head.learn(tokens)
         self.head.remember(hidden, tokens, step)
 
     def follow(self, feed: Feed) -> None:
@@ -87,6 +88,7 @@ class HeadDrafter:
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         self._catch_up(feed.layout.rows, 1)
+        self.head.learn(feed.tokens)
         self._cold = False
         rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
         drafts = rows.index.new_zeros(len(depths), depths[0])
@@ -130,9 +132,11 @@ class HeadDrafter:
         return last, self.head.logits(last)
 
     def _pick(self, rows: Layout, logits: Tensor, ends: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A draft [B] from logits [B, V] of what was fed before ends [B], through the target's own chain, and of rows
-        under the rejection rule the distribution, [R, V]."""
-        tokens, shares, chain = best(logits), None, self.chain
+        """A draft [B] from logits [B, V], or of the head's words, of what was fed before ends [B], through the target's
+        own chain, and of rows under the rejection rule the distribution, [R, V]."""
+        tokens, shares, chain, words = best(logits), None, self.chain, self.head.words
+        if words is not None:
+            tokens = words[tokens]
         # A coupled row's draft uses the target's noise, so that the two agree as often as they can.
         for rule, stream in ((Rule.COUPLED, noise.TARGET), (Rule.REJECTION, noise.DRAFT)):
             asking = chain.under(rule, rows.rows)
@@ -141,7 +145,8 @@ class HeadDrafter:
                 index, which, needs = part.layout.index, part.which, chain.needs_of(part.layout.rows)
                 before, positions = drafts[which], ends[which, None] + 1
                 seen = Seen(before, torch.ones_like(before, dtype=torch.bool)[:, None])
-                scores = chain.apply(logits[which, None], index, needs, positions, seen)
+                mine = logits[which] if words is None else _spread(logits[which], words, chain.vocab)
+                scores = chain.apply(mine[:, None], index, needs, positions, seen)
                 if rule is Rule.REJECTION:
                     shares = scores.softmax(-1)[:, 0]
                 if needs.noise:
@@ -153,6 +158,11 @@ class HeadDrafter:
         count = len(self.chain.under(Rule.REJECTION, rows))
         shape = (count, depth, self.chain.vocab)
         return torch.zeros(shape, dtype=torch.float32, device=self.cache.device) if count else None
+
+
+def _spread(logits: Tensor, words: Tensor, vocab: int) -> Tensor:
+    """[B, S] of some words -> [B, V], without a chance for all others."""
+    return logits.new_full((len(logits), vocab), -torch.inf).index_copy(1, words, logits)
 
 
 class Right:

@@ -1,4 +1,5 @@
-"""How kernels follow each other: on newer GPUs one is set up while the one before it ends."""
+"""How kernels follow each other: on newer GPUs one is set up, and its weights are on their way, while the one before it
+ends."""
 
 from functools import cache
 
@@ -23,3 +24,18 @@ def follow(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def ahead(pointers, BYTES: tl.constexpr, EARLY: tl.constexpr):
+    """Have so many bytes at each pointer brought near. Only what no kernel of a round writes may be fetched so, and it
+    pays before `follow`: memory would be idle while the kernel before ends."""
+    if EARLY and BYTES > 0:
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+            "=r,l,r",
+            [pointers.to(tl.int64), tl.full(pointers.shape, BYTES, tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

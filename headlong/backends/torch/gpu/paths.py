@@ -53,3 +53,7 @@ def places() -> ModuleType:
 
 def recurrence() -> ModuleType:
     return _kernels("delta")
+
+
+def draft_words() -> ModuleType:
+    return _kernels("lexicon")

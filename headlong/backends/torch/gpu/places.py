@@ -1,4 +1,4 @@
-"""Where tokens stand and which token is best, on NVIDIA GPUs."""
+"""Where tokens stand, which token is best and what time it is, on NVIDIA GPUs."""
 
 import torch
 import triton
@@ -37,6 +37,11 @@ def best(scores: Tensor) -> Tensor:
     _best[(n, blocks)](tops, places, scores, vocab, scores.stride(0), BLOCK=BLOCK, num_warps=8, **launch)
     _best_of[(n,)](tokens, tops, places, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=1, **launch)
     return tokens
+
+
+def stamp(to: Tensor) -> None:
+    """The device's time in nanoseconds, into an integer [1]."""
+    _stamp[(1,)](to, num_warps=1, **options(to.device))
 
 
 @triton.jit
@@ -79,3 +84,9 @@ def _best_of(tokens, tops, places, blocks, BLOCK: tl.constexpr, EARLY: tl.conste
     values = tl.load(tops + n * blocks + at, mask=at < blocks, other=float("-inf"))
     where = tl.load(places + n * blocks + at, mask=at < blocks, other=1 << 40)
     tl.store(tokens + n, tl.min(tl.where(values == tl.max(values, 0), where, 1 << 40), 0))
+
+
+@triton.jit
+def _stamp(to, EARLY: tl.constexpr):
+    follow(EARLY)
+    tl.store(to, tl.extra.cuda.globaltimer())

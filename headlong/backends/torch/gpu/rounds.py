@@ -1,7 +1,7 @@
 """Rounds as captured graphs: one for each shape of a batch, replayed with the rows that are in it now.
 
     verify   place, target, logits
-    accept   which drafts stand, commit           one graph with the first, unless masks come in between
+    accept   which drafts stand, commit           the same graph, unless masks come in between
     draft    the head's steps, and what the host is told
 
 A batch is padded to a bucket of rows with the row that is nobody's, and all its windows to the widest. What differs
@@ -12,7 +12,6 @@ tensors, so a graph knows nothing of it.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from headlong.backends.torch.gpu.stream import Fetched, Replay, Stream
 from headlong.backends.torch.models.base import Model
 from headlong.backends.torch.pairs import Feed
 from headlong.backends.torch.ragged import Grid, Layout
-from headlong.backends.torch.round import Rounds, Stopwatch
+from headlong.backends.torch.round import Rounds
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Kept, RoundResult, RowPlan
 
@@ -45,6 +44,7 @@ class Shape:
     width: int  # tokens in every window
     depth: int  # drafts for every row
     follows: bool  # the head takes in the round though nobody drafts
+    told: bool  # logprobs are wanted
     needs: tuple[Needs, ...]  # of every row, the padding's last
 
 
@@ -57,8 +57,10 @@ class Captured:
     grid: Grid
     inputs: Tensor  # [2, B]: rows, and how many tokens of each one's window count
     masks: Tensor | None  # [B W, ceil(V / 32)]
-    out: Tensor  # [B, 1 + W + D]: how many are kept, the round's tokens, the drafts
+    out: Tensor  # [B + 1, 1 + W + D or 3]: kept, the round's tokens, the drafts; last when it began, accepted and ended
     graphs: Sequence[Replay] = ()
+    sent: tuple[list[int], list[int]] | None = None  # what inputs hold
+    # Between parts
     trial: Trial | None = None
     hidden: Tensor | None = None
     verdict: Verdict | None = None
@@ -74,19 +76,18 @@ class GraphHandle:
 
     plan: Sequence[RowPlan]
     width: int
-    out: Fetched  # [B, 1 + W + D]
+    out: Fetched  # [B + 1, 1 + W + D or 3]
     told: Mapping[int, Told]
-    watch: Stopwatch
     cold: bool
 
     def result(self) -> RoundResult:
         width, results = self.width, []
-        for row, (count, *values) in zip(self.plan, self.out.values(), strict=False):
+        *rows, (began, accepted, ended, *_) = self.out.values()
+        for row, (count, *values) in zip(self.plan, rows, strict=False):
             left = tuple(values[width : width + row.draft])
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
             results.append(Kept(row.row, tuple(values[:count]), row.verify, left, logprobs))
-        verify_s, draft_s = self.watch.seconds()
-        return RoundResult(results, verify_s, draft_s, self.cold)
+        return RoundResult(results, (accepted - began) / 1e9, (ended - accepted) / 1e9, self.cold)
 
 
 class GraphRounds(Rounds):
@@ -104,20 +105,15 @@ class GraphRounds(Rounds):
         cold = shape not in self.captured
         captured = self._capture(shape, plan) if cold else self.captured.pop(shape)
         self.captured[shape] = captured  # the newest last
-        watch = Stopwatch(self.cache.device)
         self._fill(captured, plan)
-        watch.mark()
         self._place_given(plan)
-        verify, *rest = captured.graphs
-        verify.replay()
-        if captured.masks is not None:
+        first, *rest = captured.graphs
+        first.replay()
+        if rest:
             self._mask(captured, plan)
-            rest.pop(0).replay()
-        watch.mark()
-        told = self._tell(captured, plan)
-        rest[0].replay()
-        watch.mark()
-        return GraphHandle(plan, captured.grid.widest, self.stream.fetch(captured.out), told, watch, cold)
+            rest[0].replay()
+        out, told = self.stream.fetch(captured.out), self._tell(captured, plan) if shape.told else {}
+        return GraphHandle(plan, captured.grid.widest, out, told, cold)
 
     @property
     def _spare(self) -> int:
@@ -133,13 +129,16 @@ class GraphRounds(Rounds):
         width = max(1 + depth, 1 + max(row.verify for row in plan))
         if depth and all(row.drafts is None for row in plan):
             depth = width - 1
-        return Shape(width, depth, follows, needs)
+        told = any(self.logprobs[row.row] is not None for row in plan)
+        return Shape(width, depth, follows, told, needs)
 
     def _fill(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
         padding = captured.inputs.shape[1] - len(plan)
         rows = [row.row for row in plan] + [self._spare] * padding
         counts = [1 + row.verify for row in plan] + [1] * padding
-        self.stream.send(captured.inputs, [rows, counts])
+        if captured.sent != (rows, counts):
+            captured.sent = rows, counts
+            self.stream.send(captured.inputs, captured.sent)
 
     def _mask(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
         assert captured.masks is not None
@@ -150,8 +149,6 @@ class GraphRounds(Rounds):
                 captured.masks[first : first + 1 + row.verify] = self._tensor(row.masks())
 
     def _tell(self, captured: Captured, plan: Sequence[RowPlan]) -> dict[int, Told]:
-        if all(self.logprobs[row.row] is None for row in plan):
-            return {}
         assert captured.trial is not None
         assert captured.verdict is not None
         rows = tuple(row.row for row in plan) + (self._spare,) * (captured.inputs.shape[1] - len(plan))
@@ -169,6 +166,8 @@ class GraphRounds(Rounds):
         if any(needs.rejection for needs in shape.needs):
             self._room_for_probs()
         captured.graphs = self.stream.record(self._parts(captured))
+        if captured.masks is None and not shape.told:  # then nobody asks for it, and other graphs may use its memory
+            captured.trial = captured.hidden = captured.verdict = None
         sizes = len(shape.needs), shape.width, shape.depth
         log = logging.getLogger("headlong")
         log.info("captured rounds of %d rows, %d tokens and %d drafts each: %.1f s", *sizes, perf_counter() - started)
@@ -184,17 +183,25 @@ class GraphRounds(Rounds):
             grid=Grid((shape.width,) * count, device),
             inputs=torch.tensor([[self._spare] * count, [1] * count], device=device),
             masks=torch.full((count * shape.width, words), -1, dtype=torch.int32, device=device) if masked else None,
-            out=torch.zeros(count, 1 + shape.width + shape.depth, dtype=torch.long, device=device),
+            out=torch.zeros(count + 1, max(3, 1 + shape.width + shape.depth), dtype=torch.long, device=device),
         )
 
     def _parts(self, captured: Captured) -> list[Callable[[], None]]:
-        look, judge, leave = (partial(part, captured) for part in (self._look, self._judge, self._leave))
+        def before_masks() -> None:
+            self.stream.stamp(captured.out[-1, :1])
+            self._look(captured)
 
-        def both() -> None:
-            look()
-            judge()
+        def after_masks() -> None:
+            self._judge(captured)
+            self.stream.stamp(captured.out[-1, 1:2])
+            self._leave(captured)
+            self.stream.stamp(captured.out[-1, 2:3])
 
-        return [both, leave] if captured.masks is None else [look, judge, leave]
+        def whole() -> None:
+            before_masks()
+            after_masks()
+
+        return [whole] if captured.masks is None else [before_masks, after_masks]
 
     def _look(self, captured: Captured) -> None:
         layout = captured.layout()
@@ -222,7 +229,8 @@ class GraphRounds(Rounds):
         elif shape.follows:
             assert self.drafter is not None
             self.drafter.follow(feed)
-        torch.cat(parts, 1, out=captured.out)
+        told = torch.cat(parts, 1)
+        captured.out[:-1, : told.shape[1]] = told
 
     def _feed(self, captured: Captured) -> Feed:
         trial, hidden, verdict = captured.trial, captured.hidden, captured.verdict

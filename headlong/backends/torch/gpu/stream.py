@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import places
+
 
 class Replay(Protocol):
     def replay(self) -> None: ...
@@ -46,6 +48,10 @@ class Stream:
                 part()
             graphs.append(graph)
         return graphs
+
+    def stamp(self, to: Tensor) -> None:
+        """Write the device's time in nanoseconds, when it gets there, to a tensor of one."""
+        places().stamp(to)
 
     def send(self, to: Tensor, values: Sequence[Sequence[int]]) -> None:
         to.copy_(torch.tensor(values).pin_memory(), non_blocking=True)

@@ -17,8 +17,15 @@ class Head(Protocol):
     def remember(self, hidden: Tensor, tokens: Tensor, step: Step) -> None:
         """Take pairs that nothing is asked of: what later ones see of them, and nothing else, is computed."""
 
+    @property
+    def words(self) -> Tensor | None:
+        """The tokens [S] that drafts may be, in the order of their logits; None: all of the vocabulary."""
+
+    def learn(self, tokens: Tensor) -> None:
+        """Tokens [N] that texts have had: drafts may well be such."""
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, H] -> [N, vocab] in float32. Drafts decide nothing, so this may be approximate."""
+        """[N, H] -> [N, vocab or S] in float32. Drafts decide nothing, so this may be approximate."""
 
 
 class Model(Protocol):

@@ -189,7 +189,7 @@ class Qwen35Head:
         config = model.config
         # A mixture's few exact bytes choose which of its many are read, so there the head stays as it is.
         loader = loader if config.num_experts else loader.for_drafts()
-        self.embed, self.eps, self.logits = model.embed, config.rms_norm_eps, draft_head.logits
+        self.embed, self.eps, self.draft_head = model.embed, config.rms_norm_eps, draft_head
         h = config.hidden_size
         self.fc = loader.linear(2 * h, fc=h)
         self.pre_fc_norm = torch.stack([loader.norm(f"pre_fc_norm_{part}", h) for part in ("embedding", "hidden")])
@@ -199,6 +199,16 @@ class Qwen35Head:
         self.key_value = inner.under("self_attn").linear(h, k_proj=keys, v_proj=keys)
         self.layer = Layer(config, inner, self.attention, sparse=config.num_experts > 0)
         self.norm = loader.norm("norm", h)
+
+    @property
+    def words(self) -> Tensor | None:
+        return self.draft_head.words
+
+    def learn(self, tokens: Tensor) -> None:
+        self.draft_head.learn(tokens)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.draft_head.logits(hidden)
 
     def __call__(self, hidden: Tensor, tokens: Tensor, step: Step) -> Tensor:
         x, add = self.layer(self._join(hidden, tokens, step), None, step)

@@ -4,6 +4,8 @@ Without a GPU the parts are run instead of replayed. What they read must come fr
 time: a part that remembered the rows it was made with would give another row's tokens.
 """
 
+from time import perf_counter_ns
+
 import pytest
 import torch
 
@@ -47,6 +49,9 @@ class PlainStream:
         for part in parts:
             part()
         return [Ran(part) for part in parts]
+
+    def stamp(self, to):
+        to.fill_(perf_counter_ns())
 
     def send(self, to, values):
         to.copy_(torch.tensor(values))
@@ -155,3 +160,33 @@ def test_logprobs(backends):
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (5, 6), (17, 24), (300, 300)])
 def test_buckets(rows, size):
     assert bucket(rows) == size
+
+
+class FewWords:
+    """A head that knows every other token."""
+
+    def __init__(self, weight):
+        self.weight, self.words, self.learnt = weight, torch.arange(1, weight.out_features, 2), []
+
+    def logits(self, hidden):
+        return self.weight.multiply(hidden).float()[:, self.words]
+
+    def learn(self, tokens):
+        self.learnt += tokens.tolist()
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_drafts_of_few_words_change_no_text(backends, name):
+    graphs, plain = backends
+    few = graphs.model.head.draft_head
+    few.lexicon = FewWords(few.weight)
+    for backend in backends:
+        start(backend, [SAMPLINGS[name]] * 3)
+    drafted = play(graphs, [[(row, 2, 2) for row in range(3)]] * 6)
+    alone = play(plain, [[(row, 0, 0) for row in range(3)]] * 18)
+    for row in range(3):
+        assert all(token % 2 for _, left in drafted[row] for token in left)
+        text = [token for tokens, _ in drafted[row] for token in tokens]
+        assert set(text) | set(PROMPTS[row][1:]) <= set(few.lexicon.learnt)
+        if SAMPLINGS[name].seed is not None or SAMPLINGS[name].greedy:
+            assert text == [token for tokens, _ in alone[row] for token in tokens][: len(text)]
