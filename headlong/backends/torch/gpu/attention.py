@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.backends.torch.cache import MAX_WIDTH
-from headlong.backends.torch.gpu.launch import follow, options
+from headlong.backends.torch.gpu.launch import follow, options, slip_in
 from headlong.backends.torch.kernels.attention import Pages, Places
 
 WINDOW = triton.next_power_of_2(MAX_WIDTH)
@@ -76,7 +76,7 @@ def _columns(dim: int) -> int:
 @triton.jit
 def _write(keys, values, k, v, write_pages, positions, k_stride, v_stride, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
            PAGE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    follow(EARLY)
+    slip_in(EARLY)
     n, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, COLUMNS)
     inside = column < DIM
@@ -98,7 +98,7 @@ def _last(positions, write_pages, table, first, width, room, PAGE: tl.constexpr,
 
 
 @triton.jit
-def _pages(table, start, end, PAGE: tl.constexpr, KEYS: tl.constexpr):
+def page_of(table, start, end, PAGE: tl.constexpr, KEYS: tl.constexpr):
     """The page of the keys from start on, or of each of them [KEYS, 1] where they may stand in several."""
     if PAGE % KEYS == 0:
         return tl.load(table + tl.minimum(start, end - 1) // PAGE)
@@ -153,7 +153,7 @@ def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets,
     begin = tl.program_id(1) * share
     top = tl.full((QUERIES,), float("-inf"), tl.float32)
     total, mixed = tl.zeros((QUERIES,), tl.float32), tl.zeros((QUERIES, COLUMNS), tl.float32)
-    page = _pages(table, begin, end, PAGE, KEYS)
+    page = page_of(table, begin, end, PAGE, KEYS)
     for start in range(begin, tl.minimum(begin + share, end), KEYS):
         split = start // SPLIT
         # A new split: with this, what the one before left weighs nothing.
@@ -163,7 +163,7 @@ def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets,
             queries, keys, values, page, start, end, tl.maximum(position, split * SPLIT), top, total, mixed, kv,
             KV_HEADS, DIM, PAGE, KEYS, COLUMNS, EXACT,
         )  # fmt: skip
-        page = _pages(table, start + KEYS, end, PAGE, KEYS)  # ahead of its use
+        page = page_of(table, start + KEYS, end, PAGE, KEYS)  # ahead of its use
         if ((start + KEYS) % SPLIT == 0) | (start + KEYS >= end):
             place, asked = (token * HEADS + head) * splits + split, real & (split * SPLIT <= position)
             tl.store(tops + place, top, mask=asked)
@@ -176,7 +176,7 @@ def _combine(out, parts, tops, sums, positions, write_pages, offsets, tables, ta
              HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
              CHUNK: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Some columns of one head of one token: out [N, A, D]."""
-    follow(EARLY)
+    slip_in(EARLY)
     b, step = tl.program_id(0) // wide, tl.program_id(0) % wide
     first = tl.load(offsets + b)
     width = tl.load(offsets + b + 1) - first

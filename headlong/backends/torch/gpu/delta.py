@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.backends.torch.gpu.launch import follow, options
+from headlong.backends.torch.gpu.launch import follow, options, slip_in
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept, Memory
 from headlong.backends.torch.ragged import Layout
 
@@ -111,12 +111,12 @@ def _scratch(sizes: _Sizes, tokens: int, device: torch.device) -> _Scratch:
 
 
 @triton.jit
-def _silu(x):
+def silu(x):
     return x / (1.0 + tl.exp(-x))
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     """log(1 + e^x), as accurate for large negative x: log(1 + y) = 2 artanh(y / (2 + y)), whose series needs 8 terms
     for a y of at most 1."""
     y = tl.exp(-tl.abs(x))
@@ -153,7 +153,7 @@ def _waiting_at(held, row, j, head, sizes):
 @triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=["given"])
 def _mix(given, held, scratch, sizes: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, lane, b): every lanes-th token of a row, and of it one key head's q or k or one head's v."""
-    follow(EARLY)
+    slip_in(EARLY)
     unit, key_units = tl.program_id(0), 2 * sizes.key_heads
     row, count, first, width = _window_of(given, tl.program_id(2))
     at, is_key = tl.arange(0, sizes.head_block), unit < key_units
@@ -163,7 +163,7 @@ def _mix(given, held, scratch, sizes: tl.constexpr, EARLY: tl.constexpr):
     past = held.inputs + (row * (sizes.taps - 1 + sizes.max_width) + count) * sizes.channels + channels
     new = given.projected + first * given.stride + channels
     for j in range(tl.program_id(1), width, tl.num_programs(1)):
-        x = _silu(_convolve(past, new, given.stride, held.conv + channels, j, inside, sizes))
+        x = silu(_convolve(past, new, given.stride, held.conv + channels, j, inside, sizes))
         unit_length = tl.rsqrt(tl.sum(x * x, 0) + 1e-6) * scale
         x = x * tl.where(is_key, unit_length, 1.0)
         tl.store(scratch.mixed + (first + j) * sizes.channels + channels, x, mask=inside)
@@ -190,14 +190,13 @@ def _gate(given, held, scratch, token, head, sizes):
     strengths = given.projected + token * given.stride + sizes.channels + sizes.heads * sizes.value_dim
     step = tl.load(strengths + sizes.heads + head).to(tl.float32) + tl.load(held.dt_bias + head)
     gates = scratch.gates + (token * sizes.heads + head) * 2
-    tl.store(gates, tl.exp(tl.load(held.decay + head) * _softplus(step)))
+    tl.store(gates, tl.exp(tl.load(held.decay + head) * softplus(step)))
     tl.store(gates + 1, 1.0 / (1.0 + tl.exp(-tl.load(strengths + head).to(tl.float32))))
 
 
 @triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=["given"])
 def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY: tl.constexpr):
-    """Program (block of columns, head, b)."""
-    follow(EARLY)
+    """Program (block of columns, head, b). What rows remember is of rounds long past: it is folded before its turn."""
     head = tl.program_id(1)
     row, count, first, width = _window_of(given, tl.program_id(2))
     keys, values = tl.arange(0, sizes.key_block), tl.program_id(0) * columns + tl.arange(0, columns)
@@ -210,6 +209,7 @@ def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY
         key = tl.load(entry + keys, mask=has_key, other=0.0)
         correction = tl.load(entry + sizes.key_dim + values, mask=has_value, other=0.0)
         state = _advance(state, key, correction, tl.load(entry + sizes.key_dim + sizes.value_dim))
+    follow(EARLY)
     tl.store(states, state, mask=has_key[:, None] & has_value[None, :])
     tl.debug_barrier()  # all corrections are read before the first is written
     key_size = sizes.key_heads * sizes.key_dim
@@ -234,7 +234,7 @@ def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY
 @triton.jit(do_not_specialize=["given", "lanes"], do_not_specialize_on_alignment=["out", "given"])
 def _finish(out, given, held, scratch, lanes, sizes: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, b): every lanes-th token of a row's head, or one block of its channels."""
-    follow(EARLY)
+    slip_in(EARLY)
     unit, heads = tl.program_id(0), sizes.heads
     row, count, first, width = _window_of(given, tl.program_id(1))
     if unit < heads * lanes:
@@ -252,7 +252,7 @@ def _norm(out, given, held, scratch, token, head, sizes):
     inside = at < sizes.value_dim
     x = tl.load(scratch.raw + (token * sizes.heads + head) * sizes.value_dim + at, mask=inside, other=0.0)
     z = given.projected + token * given.stride + sizes.channels + head * sizes.value_dim
-    gate = _silu(tl.load(z + at, mask=inside, other=0.0).to(tl.float32))
+    gate = silu(tl.load(z + at, mask=inside, other=0.0).to(tl.float32))
     scale = tl.rsqrt(tl.sum(x * x, 0) / sizes.value_dim + sizes.eps)
     y = x * scale * tl.load(held.norm + at, mask=inside, other=0.0) * gate
     tl.store(out + (token * sizes.heads + head) * sizes.value_dim + at, y.to(out.dtype.element_ty), mask=inside)

@@ -27,6 +27,14 @@ def follow(EARLY: tl.constexpr):
 
 
 @triton.jit
+def slip_in(EARLY: tl.constexpr):
+    """`follow`, for a kernel so small that the next may be set up beside it while both wait."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def ahead(pointers, BYTES: tl.constexpr, EARLY: tl.constexpr):
     """Have so many bytes at each pointer brought near. Only what no kernel of a round writes may be fetched so, and it
     pays before `follow`: memory would be idle while the kernel before ends."""

@@ -67,7 +67,7 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch
     parts, counters = y, y
     if cut.split > 1:
         parts = torch.empty(cut.split, n, out, dtype=torch.float32, device=x.device)
-        counters = _counters(row_tiles * token_tiles, x.device)
+        counters = zeros(row_tiles * token_tiles, x.device)
     _linear[(token_tiles, row_tiles, cut.split)](
         y, x, weight, y if scales is None else scales, parts, counters, n, out, size, x.stride(0),
         ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, SPLIT=cut.split, SCALED=scales is not None,
@@ -94,7 +94,7 @@ def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
 _zeros: dict[torch.device, Tensor] = {}
 
 
-def _counters(count: int, device: torch.device) -> Tensor:
+def zeros(count: int, device: torch.device) -> Tensor:
     """Zeros; the kernel that counts with them leaves zeros behind."""
     if device not in _zeros or len(_zeros[device]) < count:
         _zeros[device] = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.backends.torch.gpu.launch import follow, options
+from headlong.backends.torch.gpu.launch import options, slip_in
 
 BLOCK = 8192  # scores that one program looks at
 
@@ -32,10 +32,17 @@ def best(scores: Tensor) -> Tensor:
     blocks = triton.cdiv(vocab, BLOCK)
     tops = torch.empty(n, blocks, dtype=torch.float32, device=scores.device)
     places = torch.empty(n, blocks, dtype=torch.int64, device=scores.device)
-    tokens = torch.empty(n, dtype=torch.int64, device=scores.device)
     launch = options(scores.device)
     _best[(n, blocks)](tops, places, scores, vocab, scores.stride(0), BLOCK=BLOCK, num_warps=8, **launch)
-    _best_of[(n,)](tokens, tops, places, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=1, **launch)
+    return best_of_blocks(tops, places)
+
+
+def best_of_blocks(tops: Tensor, places: Tensor) -> Tensor:
+    """The best scores of blocks [N, blocks], and where they stand -> [N]: where the best of all does."""
+    n, blocks = tops.shape
+    tokens = torch.empty(n, dtype=torch.int64, device=tops.device)
+    block = triton.next_power_of_2(blocks)
+    _best_of[(n,)](tokens, tops, places, blocks, BLOCK=block, num_warps=1, **options(tops.device))
     return tokens
 
 
@@ -47,7 +54,7 @@ def stamp(to: Tensor) -> None:
 @triton.jit
 def _place(positions, write_pages, read_pages, index, starts, offsets, counts, table, width, page, spare,
            COUNTS: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    follow(EARLY)
+    slip_in(EARLY)
     b = tl.program_id(0)
     row, first = tl.load(index + b), tl.load(offsets + b)
     tokens = tl.load(offsets + b + 1) - first
@@ -65,11 +72,16 @@ def _place(positions, write_pages, read_pages, index, starts, offsets, counts, t
 
 @triton.jit
 def _best(tops, places, scores, vocab, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    follow(EARLY)
-    n, part, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    slip_in(EARLY)
+    n, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(scores + n * stride + at, mask=at < vocab, other=float("-inf"))
-    top = tl.max(values, 0)
+    best_in_block(tops, places, values, n, part, at, vocab)
+
+
+@triton.jit
+def best_in_block(tops, places, values, n, part, at, vocab):
+    top, blocks = tl.max(values, 0), tl.num_programs(1)
     # Not argmax: where all are NaN it must still name a token.
     tl.store(
         places + n * blocks + part, tl.min(tl.where((values == top) & (at < vocab), at, vocab - 1), 0).to(tl.int64)
@@ -79,7 +91,7 @@ def _best(tops, places, scores, vocab, stride, BLOCK: tl.constexpr, EARLY: tl.co
 
 @triton.jit
 def _best_of(tokens, tops, places, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    follow(EARLY)
+    slip_in(EARLY)
     n, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     values = tl.load(tops + n * blocks + at, mask=at < blocks, other=float("-inf"))
     where = tl.load(places + n * blocks + at, mask=at < blocks, other=1 << 40)
@@ -88,5 +100,5 @@ def _best_of(tokens, tops, places, blocks, BLOCK: tl.constexpr, EARLY: tl.conste
 
 @triton.jit
 def _stamp(to, EARLY: tl.constexpr):
-    follow(EARLY)
+    slip_in(EARLY)
     tl.store(to, tl.extra.cuda.globaltimer())
