@@ -7,7 +7,7 @@ copy      bytes a second of a copy on the device, reads and writes: the limit fo
 start     seconds from opening a model whose weights lie in memory to its first token
 steps     one row at the backend: a window of 4 tokens, and a draft, in plain steps
 speed     tok/s from the moment all rows have a token to the last one, for plain, fixed and auto depth, interleaved
-gap       wall time of a round less the device's own, in microseconds
+gap       microseconds that the device is idle between two rounds, by its own clock
 prefill   tok/s of a prompt of 8,192 tokens, its first token included
 identity  texts at all depths, batches, prompt lengths and prefix hits against plain ones alone: how many differ
 
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ DEPTHS = (0, 1, 2, 3, 5, 8)
 BATCHES = (3, 8, 17, 32)
 MIXED = -1  # all depths side by side
 SEEDED = {"temperature": 0.8, "top_k": 20, "seed": 11}
-WARM_TOKENS = 96
+WARM_TOKENS, MOST_WARM = 96, 8  # tokens of a text that is not timed, and such texts
 
 Found = dict[str, Any]
 Options = Mapping[str, Any]
@@ -311,9 +312,15 @@ def one_run(model: Model, rows: int, accept: float, options: Options, tokens: in
 
 
 def warmed(model: Model, rows: int, accept: float, options: Options, args: argparse.Namespace) -> int:
-    """Run once or twice, so that prompts are cached and nothing is cold; how many tokens a run may then have."""
-    one_run(model, rows, accept, options, min(WARM_TOKENS, args.length))
-    ran, _ = one_run(model, rows, accept, options, min(WARM_TOKENS, args.length))
+    """Run until nothing is cold: prompts are cached and no new shape of a round was met. How many tokens a run may
+    then have."""
+    with model.engine.idle_backend() as backend:
+        shapes = getattr(backend.rounds, "captured", ())
+    for number in range(MOST_WARM):
+        known = len(shapes)
+        ran, _ = one_run(model, rows, accept, options, min(WARM_TOKENS, args.length))
+        if number and len(shapes) == known:
+            break
     affordable = int(ran.rate / rows * args.seconds)
     return int(min(args.length, max(WARM_TOKENS, affordable)))
 
@@ -333,19 +340,38 @@ def summary(runs: Sequence[Ran], plain: Sequence[Ran]) -> Found:
 
 
 def gap(model: Model, args: argparse.Namespace) -> Found:
-    """One row; the device's own seconds are those between its events."""
+    """One row: how long the device is idle from the end of one round to the beginning of the next, by its own clock."""
     found: Found = {}
     for depth in (0, 3):
         accept = model.rings.accepts[0] if model.rings else 0.0
         tokens = warmed(model, 1, accept, drafting(depth), args)
-        gaps = []
-        for _ in range(args.repeat):
-            ran, _ = one_run(model, 1, accept, drafting(depth), tokens)
-            timings, rounds = ran.outputs[0].timings, ran.outputs[0].speculative.rounds
-            gaps.append((timings.decode_s - timings.verify_s - timings.draft_s) / rounds)
-            found[f"round_us_depth_{depth}"] = 1e6 * timings.decode_s / rounds
-        found[f"gap_us_depth_{depth}"] = 1e6 * median(gaps)
+        with clocked(model.engine) as stamps:
+            for _ in range(args.repeat):
+                ran, _ = one_run(model, 1, accept, drafting(depth), tokens)
+                timings, rounds = ran.outputs[0].timings, ran.outputs[0].speculative.rounds
+            idle = [after[0] - before[2] for before, after in pairwise(stamps())]
+        found[f"gap_us_depth_{depth}"] = median(idle) / 1e3
+        rest = timings.decode_s - timings.verify_s - timings.draft_s  # the first and the last rounds' included
+        found[f"mean_us_depth_{depth}"] = 1e6 * rest / rounds
     return found
+
+
+@contextmanager
+def clocked(engine: Engine) -> Iterator[Callable[[], list[list[int]]]]:
+    """When the rounds of a while began, were accepted and ended, in nanoseconds; asked for when all is done."""
+    with engine.idle_backend() as backend:
+        rounds, handles = backend.rounds, []
+        run = rounds.run
+
+    def kept(plan: Any) -> Any:
+        handles.append(run(plan))
+        return handles[-1]
+
+    rounds.run = kept
+    try:
+        yield lambda: [handle.out.values()[-1][:3] for handle in handles]
+    finally:
+        rounds.run = run
 
 
 def prefill(model: Model, args: argparse.Namespace) -> Found:
