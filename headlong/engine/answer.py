@@ -138,5 +138,6 @@ class Answer:
             speculative=self.counts.speculative(),
             timings=self.counts.timings(len(self.job.prompt), len(self._tokens)),
             logprobs=tuple(self._logprobs),
+            stopped_by=self._stops.found,
             error=self.error,
         )

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
@@ -17,13 +17,14 @@ from headlong.engine.intake import Intake, Options, Prompt, one_answer, requests
 from headlong.engine.loop import Loop
 from headlong.engine.request import Emitted, Output, Request
 from headlong.engine.roundcost import RoundCosts
+from headlong.engine.stats import plain_reason
 from headlong.errors import Fault, QueueFull, UserError
 from headlong.settings import Settings
 
 if TYPE_CHECKING:
     from headlong.engine.text import Text
 
-Post = Callable[[Emitted], None]
+Post = Callable[[list[Emitted]], None]
 PATIENCE_S = 0.05  # how long a waiting caller trusts that somebody else steps
 
 
@@ -95,42 +96,49 @@ class Engine:
         self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
     ) -> Output | list[Output]:
         answers = self._accept_all(prompts, options)
-        async for _ in self._run_async(answers):
-            pass
+        async with aclosing(self._run_async(answers)) as rounds:
+            async for _ in rounds:
+                pass
         return _outputs(answers, prompts, options)
 
     def stream_async(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> AsyncIterator[Emitted]:
         """`stream` for an event loop: `async for emitted in engine.stream_async(...)`."""
+        return _one_by_one(self.rounds_async(prompts, **options))
+
+    def rounds_async(
+        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
+    ) -> AsyncGenerator[list[Emitted]]:
+        """`stream_async`, with all tokens that one round gave these requests together."""
         return self._run_async(self._accept_all(prompts, options))
 
     def _run(self, answers: list[Answer]) -> Iterator[Emitted]:
         outbox: deque[Emitted] = deque()
-        places = {answer.job.index: place for place, answer in enumerate(answers)}
+        places = _places(answers)
         try:
-            self._enqueue(answers, outbox.append)
+            self._enqueue(answers, outbox.extend)
             left = len(answers)
             while left:
                 while outbox:
                     emitted = outbox.popleft()
                     left -= emitted.finish_reason is not None
-                    yield replace(emitted, index=places[emitted.index])
+                    yield _placed(emitted, places)
                 if left:
                     self._step_or_wait(lambda: bool(outbox))
         finally:
             self._leave(places)
 
-    async def _run_async(self, answers: list[Answer]) -> AsyncIterator[Emitted]:
+    async def _run_async(self, answers: list[Answer]) -> AsyncGenerator[list[Emitted]]:
         loop = asyncio.get_running_loop()
-        outbox: asyncio.Queue[Emitted] = asyncio.Queue()
-        places = {answer.job.index: place for place, answer in enumerate(answers)}
+        outbox: asyncio.Queue[list[Emitted]] = asyncio.Queue()
+        places = _places(answers)
         try:
             self._enqueue(answers, lambda emitted: _hand_over(loop, outbox, emitted))
             self._start_thread()
             left = len(answers)
             while left:
                 emitted = await outbox.get()
-                left -= emitted.finish_reason is not None
-                yield replace(emitted, index=places[emitted.index])
+                left -= sum(one.finish_reason is not None for one in emitted)
+                yield [_placed(one, places) for one in emitted]
         finally:
             self._leave(places)
 
@@ -141,6 +149,11 @@ class Engine:
         answer = self._intake.accept(request, next(self._indices))
         self._enqueue([answer], None)
         return answer.job.index
+
+    @property
+    def no_draft_reason(self) -> str:
+        """Why nothing is drafted for requests that do not say how; empty where something is."""
+        return plain_reason(Request(""), self.limits, self.settings)
 
     @property
     def busy(self) -> bool:
@@ -235,9 +248,9 @@ class Engine:
 
     def _post(self, emitted: Sequence[Emitted]) -> None:
         with self._news:
-            for one in emitted:
-                if one.index in self._outboxes:
-                    self._outboxes[one.index](one)
+            waited_for = [one for one in emitted if one.index in self._outboxes]
+            for post, ours in itertools.groupby(waited_for, lambda one: self._outboxes[one.index]):
+                post(list(ours))
             self._news.notify_all()
 
     def _step_or_wait(self, done: Callable[[], bool]) -> None:
@@ -319,6 +332,23 @@ def _outputs(answers: Sequence[Answer], prompts: Any, options: Any) -> Output | 
     return outputs[0] if one_answer(prompts, options) else outputs
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, outbox: "asyncio.Queue[Emitted]", emitted: Emitted) -> None:
+def _places(answers: Sequence[Answer]) -> dict[int, tuple[int, Answer]]:
+    return {answer.job.index: (place, answer) for place, answer in enumerate(answers)}
+
+
+def _placed(emitted: Emitted, places: Mapping[int, tuple[int, Answer]]) -> Emitted:
+    """As its caller knows it: by the place of its prompt, and at the end with all that it gave."""
+    place, answer = places[emitted.index]
+    return replace(emitted, index=place, output=None if emitted.finish_reason is None else answer.output())
+
+
+async def _one_by_one(rounds: AsyncGenerator[list[Emitted]]) -> AsyncIterator[Emitted]:
+    async with aclosing(rounds):
+        async for emitted in rounds:
+            for one in emitted:
+                yield one
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, outbox: "asyncio.Queue[list[Emitted]]", emitted: list[Emitted]) -> None:
     with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
         loop.call_soon_threadsafe(outbox.put_nowait, emitted)

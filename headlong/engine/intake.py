@@ -212,6 +212,13 @@ def refuse_unfit(request: Request, prompt: Sequence[int], limits: Limits) -> Non
         )
 
 
+def longest_answer(prompt: int, limits: Limits) -> int:
+    """The most tokens that may be asked for after a prompt of so many."""
+    held = limits.pages * limits.page  # with the drafts of the last round, unless the context ends before
+    most = limits.context if held >= limits.context else held - limits.depth
+    return max(0, most - prompt)
+
+
 def _refuse_strange_ids(where: str, tokens: Sequence[int], limits: Limits) -> None:
     strange = next((token for token in tokens if not 0 <= token < limits.vocab), None)
     if strange is not None:

@@ -252,6 +252,7 @@ class Emitted:
     position: int  # of the draft in its round that the target agreed with, from 1; 0: the target's own token
     finish_reason: str | None = None  # on the last one: "stop", "length", "cancelled", "deadline" or "fault"
     logprob: Logprob | None = None
+    output: "Output | None" = None  # on the last one of a stream: all that the request gave
 
     @property
     def drafted(self) -> bool:
@@ -315,4 +316,5 @@ class Output:
     speculative: Speculative
     timings: Timings
     logprobs: tuple[Logprob, ...] = ()
+    stopped_by: str = ""  # the stop string that ended it, if one did
     error: str = ""  # what went wrong where finish_reason is "fault"

@@ -1,7 +1,9 @@
-"""Counts of one request: rounds, drafts and seconds."""
+"""Counts of one request, or of several together: rounds, drafts and seconds."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, groupby, zip_longest
+from operator import itemgetter
 
 from headlong.engine.request import Limits, Request, RoundResult, Speculative, Timings
 from headlong.engine.windows import HEAD, Window
@@ -97,3 +99,29 @@ class Counts:
             host_s=self.host_s,
             cached_tokens=self.cached_tokens,
         )
+
+
+def combine(parts: Sequence[Speculative]) -> Speculative:
+    """Several requests' drafting as if it were one's."""
+    drafters: dict[str, tuple[int, int]] = {}
+    for name, (drafted, accepted) in chain.from_iterable(part.drafters.items() for part in parts):
+        before = drafters.get(name, (0, 0))
+        drafters[name] = (before[0] + drafted, before[1] + accepted)
+    windows = chain.from_iterable(part.depths for part in parts)
+    return Speculative(
+        requested=parts[0].requested,
+        used="+".join(sorted(drafters)) or "none",
+        reason=next((part.reason for part in parts if part.reason), ""),
+        depth=max(part.depth for part in parts),
+        rounds=sum(part.rounds for part in parts),
+        drafted=sum(part.drafted for part in parts),
+        accepted=sum(part.accepted for part in parts),
+        drafted_by_position=_sums(part.drafted_by_position for part in parts),
+        accepted_by_position=_sums(part.accepted_by_position for part in parts),
+        drafters=dict(sorted(drafters.items())),
+        depths=tuple((depth, sum(rounds for _, rounds in same)) for depth, same in groupby(windows, itemgetter(0))),
+    )
+
+
+def _sums(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))

@@ -12,15 +12,18 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.complete = False
+        self.found = ""  # the one that is complete
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.found)
 
     def push(self, text: str) -> str:
         """The text that is now certain to be shown."""
         self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            self.complete = True
-            _, cut = min(found)
+            _, cut, self.found = min(found)
             shown, self._held = self._held[:cut], ""
             return shown
         cut = len(self._held) - self._possible_start()

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headlong.errors import UserError
@@ -23,13 +24,17 @@ class ChatTemplate:
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         try:
             self._template = environment.from_string(source)
+            self.names = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))  # that it asks for
         except jinja2.TemplateError as error:
             raise UserError(f"the model's chat template does not parse ({error}); use --raw.") from error
+        self.source = source
         self._tokens = dict(tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
+        """The prompt's text, which ends where the assistant is to speak. `variables` are the template's own."""
+        given = {**self._tokens, **(variables or {}), "messages": messages, "add_generation_prompt": True}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._tokens)
+            return self._template.render(given)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise UserError(f"the chat template refuses these messages: {error}.") from error
 

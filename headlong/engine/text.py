@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from headlong.engine.spelling import SPECIAL, spellings
 from headlong.engine.template import ChatTemplate
 from headlong.errors import UserError
 
@@ -42,15 +44,27 @@ class Text:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise UserError("the model has no chat template; use --raw, or give the prompt as text or token ids.")
+        return self._template
+
+    def has_token(self, name: str) -> bool:
+        """Whether a text is a token of its own, such as a tag that a model was trained on."""
+        return self._tokenizer.token_to_id(name) is not None
+
     def encode(self, text: str) -> list[int]:
         """A raw prompt's ids. Special tokens may be written out in the text, and the tokenizer adds its own."""
         return list(self._tokenizer.encode(text).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A conversation's ids, ending where the assistant is to speak."""
-        if self._template is None:
-            raise UserError("the model has no chat template; use --raw, or give the prompt as text or token ids.")
-        return list(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+        return self.encode_rendered(self.chat_template.render(messages))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of what a chat template has written, special tokens and all."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def to_json(self) -> str:
         """The whole tokenizer, for others who must know every token."""
@@ -59,9 +73,17 @@ class Text:
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def bytes_of(self, token: int) -> bytes:
+        """One token's own bytes, which need not be whole characters; none for ids the tokenizer does not know."""
+        return self._spellings[token].removeprefix(SPECIAL) if token < len(self._spellings) else b""
+
     def shows(self, token: int) -> bool:
         """Whether a token can have text: special tokens and ids the tokenizer does not know have none."""
         return token not in self._special and self._tokenizer.id_to_token(token) is not None
+
+    @cached_property
+    def _spellings(self) -> list[bytes]:
+        return spellings(self._tokenizer)
 
     def decoder(self, prompt: Sequence[int] = ()) -> "Decoder":
         """A decoder for what follows the prompt."""

@@ -533,6 +533,22 @@ def test_the_thread_survives_a_step_that_breaks(build, monkeypatch):
     assert (second.tokens, third.tokens) == (walked([1], 5), walked([2], 5))
 
 
+def test_a_round_comes_whole_and_the_last_one_tells_all(build, says):
+    engine = build(says("one two STOP"))
+
+    async def main():
+        return [emitted async for emitted in engine.rounds_async(["x"], max_tokens=30, depth=3, stop="STOP")]
+
+    with engine:
+        rounds = in_loop(main())
+    assert [[one.position for one in emitted] for emitted in rounds[:3]] == [[0], [1, 2, 3, 0], [1, 2, 3, 0]]
+    *others, last = [one for emitted in rounds for one in emitted]
+    assert not any(one.output for one in others)
+    assert (last.output.text, last.output.finish_reason, last.output.stopped_by) == ("one two ", "stop", "STOP")
+    assert "".join(one.text for one in (*others, last)) == last.output.text
+    assert last.output.speculative.rounds == len(rounds)
+
+
 def test_a_loop_that_closes_at_the_wrong_moment_hinders_nobody(build, monkeypatch):
     """After it was asked whether it is closed, and before it is told."""
     engine = build(walk)

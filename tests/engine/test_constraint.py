@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-import headlong.engine.constraint
+import headlong
 from headlong.engine.constraint import NAMES, Grammars
 from headlong.engine.request import Constraint
+from headlong.engine.spelling import spellings
 from headlong.errors import Fault, UserError
 from tests.engine.conftest import byte_tokenizer
 
@@ -348,7 +349,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(vocab, eos):
 
 
 def test_tokens_are_spelled_as_llguidance_does():
-    for token, spelling in enumerate(headlong.engine.constraint._spellings(TOKENIZER)):
+    for token, spelling in enumerate(spellings(TOKENIZER)):
         assert spelling.removeprefix(b"\xff") == SPELLINGS[token]
         assert spelling.startswith(b"\xff") == REFERENCE.is_special_token(token)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headlong.engine.intake import one_answer, requests_from
+from headlong.engine.intake import longest_answer, one_answer, requests_from
 from headlong.engine.request import Constraint, Request
 from headlong.errors import QueueFull, UserError
 from headlong.settings import LEAST, Settings
@@ -150,3 +150,13 @@ def test_devices_that_do_not_exist(device):
 def test_settings_are_whole_numbers(name):
     with pytest.raises(UserError, match=f"{name} is 2.5; it must be a whole number"):
         Settings(**{name: 2.5})
+
+
+@pytest.mark.parametrize(("prompt", "pages", "room"), [(10, 8, 54), (64, 8, 0), (10, 6, 34), (1, 1, 3)])
+def test_the_longest_answer_is_the_longest_that_is_taken(build, prompt, pages, room):
+    engine = build(one, context=64, page=8, pages=pages, depth=4)
+    assert longest_answer(prompt, engine.limits) == room
+    with pytest.raises(UserError):
+        engine.submit(Request([1] * prompt, max_tokens=room + 1))
+    if room:
+        engine.submit(Request([1] * prompt, max_tokens=room))

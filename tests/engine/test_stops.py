@@ -55,3 +55,13 @@ def test_only_a_possible_start_is_held_back():
     stops = StopStrings(["STOP"])
     assert [stops.push(piece) for piece in ("abc", "S", "T", "x", "ST", "OP")] == ["abc", "", "", "STx", "", ""]
     assert stops.complete
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "found"), [(("b", "cd"), "acd", "cd"), (("cd", "d"), "cd", "cd"), (("x",), "a", "")]
+)
+def test_the_stop_string_that_ended_it_is_known(stops, text, found):
+    strings = StopStrings(stops)
+    for letter in text:
+        strings.push(letter)
+    assert strings.found == found

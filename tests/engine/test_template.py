@@ -94,3 +94,11 @@ def test_a_config_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):
         Text.from_folder(tmp_path)
+
+
+def test_a_template_tells_what_it_asks_for():
+    template = ChatTemplate(
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}{% endfor %}{{ mood }}", {"bos_token": "<s>"}
+    )
+    assert template.names == {"bos_token", "messages", "mood"}
+    assert template.render(MESSAGES, {"mood": "calm", "messages": ()}) == "<s>systemusercalm"

@@ -145,3 +145,12 @@ def test_half_a_tokenizer_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match="is not whole JSON; download it again"):
         Text.from_folder(tmp_path)
+
+
+def test_a_token_has_bytes_of_its_own(text, end):
+    tokens = text.encode("é☃")
+    assert b"".join(map(text.bytes_of, tokens)) == "é☃".encode()
+    assert text.bytes_of(end) == END.encode()
+    assert text.bytes_of(10_000) == b""
+    assert text.has_token(END)
+    assert not text.has_token("<think>")
