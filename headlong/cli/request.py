@@ -29,7 +29,7 @@ PLAIN = ("max_tokens", "min_tokens", "stop", "ignore_eos", "depth")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_text_arguments(parser.add_argument_group("text"))
     _add_constraint_arguments(parser.add_argument_group("what the text must be (one of these)"))
-    _add_draft_arguments(parser.add_argument_group("drafting (changes the speed, never the text)"))
+    add_draft_arguments(parser.add_argument_group("drafting (changes the speed, never the text)"))
 
 
 def _add_text_arguments(group: argparse._ArgumentGroup) -> None:
@@ -69,7 +69,7 @@ def _add_constraint_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--grammar", type=options.text_or_file, metavar="TEXT|@FILE", help="a text of this Lark grammar")
 
 
-def _add_draft_arguments(group: argparse._ArgumentGroup) -> None:
+def add_draft_arguments(group: argparse._ArgumentGroup) -> None:
     kind = group.add_mutually_exclusive_group()
     shown = "{" + ",".join(DRAFT_KINDS) + "}"
     kind.add_argument(

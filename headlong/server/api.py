@@ -1,0 +1,108 @@
+"""The endpoints: what each takes, does and gives. Routes and the OpenAPI description are made of this list."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headlong.server.openai.chat import ChatWriter
+from headlong.server.openai.chat_schema import ChatBody
+from headlong.server.openai.completions import CompletionWriter
+from headlong.server.openai.completions_schema import CompletionBody
+from headlong.server.refusal import stopping
+from headlong.server.respond import answer, respond
+from headlong.server.service import Service
+from headlong.server.wire import Wire, read
+from headlong.version import __version__
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One path."""
+
+    path: str
+    handler: Handler
+    summary: str
+    body: type[Wire] | None = None  # of a POST; others are GETs
+    streams: bool = False
+    text: bool = False  # it answers in plain text
+
+    @property
+    def method(self) -> str:
+        return "POST" if self.body else "GET"
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def chat_completions(request: Request) -> Response:
+    service = service_of(request)
+    body = await read(request, ChatBody)
+    asked = body.asked()
+    writer = ChatWriter(service.check_model(body.model), service.engine.text, asked.answers, body.told)
+    return await respond(request, asked, writer, bool(body.stream))
+
+
+async def completions(request: Request) -> Response:
+    service = service_of(request)
+    body = await read(request, CompletionBody)
+    asked = body.asked()
+    name = service.check_model(body.model)
+    writer = CompletionWriter(name, service.engine.text, len(body.prompts), asked.answers, body.told)
+    return await respond(request, asked, writer, bool(body.stream))
+
+
+async def models(request: Request) -> Response:
+    service = service_of(request)
+    return answer({"object": "list", "data": [_model(service, name) for name in service.names]})
+
+
+async def model(request: Request) -> Response:
+    service = service_of(request)
+    return answer(_model(service, service.check_model(request.path_params["name"])))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    limits = service.engine.limits
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.began,
+        "owned_by": "headlong",
+        "headlong": {
+            "max_depth": limits.depth,
+            "drafts": not service.engine.no_draft_reason,
+            "reason": service.engine.no_draft_reason,
+            "context": limits.context,
+            "version": __version__,
+        },
+    }
+
+
+async def health(request: Request) -> Response:
+    """The process runs."""
+    return answer({"status": "ok", "version": __version__})
+
+
+async def ready(request: Request) -> Response:
+    """It takes requests."""
+    service = service_of(request)
+    if service.stopping:
+        raise stopping()
+    return answer({"status": "ready", "model": service.names[0]})
+
+
+ENDPOINTS = (
+    Endpoint("/v1/chat/completions", chat_completions, "Go on with a conversation (OpenAI).", ChatBody, streams=True),
+    Endpoint("/v1/completions", completions, "Go on with a text (OpenAI).", CompletionBody, streams=True),
+    Endpoint("/v1/models", models, "The model that is served."),
+    Endpoint("/v1/models/{name:path}", model, "The model that is served, by its name."),
+    Endpoint("/health", health, "Whether the process runs."),
+    Endpoint("/ready", ready, "Whether requests are taken."),
+)

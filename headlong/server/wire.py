@@ -1,0 +1,80 @@
+"""Bodies on the wire: read, checked against their schema, and refused by the name of the field that is wrong."""
+
+import json
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from headlong.server.refusal import Refusal
+
+LONGEST_SHOWN = 60  # characters of a wrong value
+EXTRA, MISSING, NOT_JSON = "extra_forbidden", "missing", "json_invalid"
+
+
+class Wire(BaseModel):
+    """A part of a body. What it does not name is refused, and nothing is made of what has another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+Body = TypeVar("Body", bound=Wire)
+
+
+async def read(request: Request, schema: type[Body]) -> Body:
+    """The body of a request; a Refusal says what is wrong with it."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        found = f"is {kind}" if kind else "is missing"
+        message = f"the content type {found}; send JSON, as application/json."
+        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, code="content_type")
+    raw = await request.body()
+    try:
+        return schema.model_validate_json(raw)
+    except ValidationError as error:
+        raise _refusal(error, raw) from None
+
+
+def _refusal(error: ValidationError, raw: bytes) -> Refusal:
+    found = error.errors(include_url=False)
+    first = next((each for each in found if each["type"] == EXTRA), found[0])
+    if first["type"] == NOT_JSON:
+        reason = first["ctx"]["error"] if "ctx" in first else first["msg"]
+        return Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON ({reason}); send a JSON object.", code=NOT_JSON)
+    param = _path(first, json.loads(raw))
+    return Refusal(HTTPStatus.BAD_REQUEST, _sentence(first, param or "the body"), param or None, first["type"])
+
+
+def _sentence(error: ErrorDetails, param: str) -> str:
+    if error["type"] == EXTRA:
+        return f"{param} is not supported by this server; leave it out."
+    if error["type"] == MISSING:
+        return f"{param} is missing; give it."
+    if error["type"] == "union_tag_invalid":
+        field, tag, tags = (error["ctx"][name] for name in ("discriminator", "tag", "expected_tags"))
+        return f"{param}.{field.strip(chr(39))} is {tag!r}; it should be one of {tags}."
+    if error["type"] == "value_error":
+        return f"{param} {error['ctx']['error']}"
+    shown = json.dumps(error["input"], ensure_ascii=False, default=repr)
+    shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
+    return f"{param} is {shown}; {error['msg'].replace('Input should', 'it should', 1)}."
+
+
+def _path(error: ErrorDetails, data: Any) -> str:
+    """The way to a field, without the names that pydantic gives to the kinds it tried."""
+    path = []
+    for place, step in enumerate(error["loc"]):
+        if _has(data, step):
+            data = data[step]
+            path.append(str(step))
+        elif place == len(error["loc"]) - 1 and error["type"] == MISSING:
+            path.append(str(step))
+    return ".".join(path)
+
+
+def _has(data: Any, step: int | str) -> bool:
+    if isinstance(data, list):
+        return isinstance(step, int) and step < len(data)
+    return isinstance(data, dict) and step in data

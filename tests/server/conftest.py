@@ -1,0 +1,89 @@
+"""The real server over the default model, on a loopback port."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import uvicorn
+
+import headlong
+from headlong.engine.engine import Engine
+from headlong.server.app import make_app
+from headlong.server.run import address, bind
+from headlong.server.service import Service
+from headlong.server.serving import Serving
+
+PATIENCE = 60  # seconds after which a test gives up on what should come soon
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    url: str
+    service: Service
+
+    @property
+    def engine(self) -> Engine:
+        return self.service.engine
+
+    def post(self, path: str, body: object, **options: object) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE, **options)
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=PATIENCE, **options)
+
+
+class Quiet(uvicorn.Server):
+    """Says when it answers; signals are the tests' own."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answers = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answers.set()
+
+
+@contextmanager
+def running(engine: Engine, **serving: object) -> Iterator[Running]:
+    """A server in a thread of its own. Its engine is the caller's to close."""
+    chosen = Serving(port=0, **serving)
+    bound = bind(chosen)
+    app = make_app(engine, chosen)
+    server = Quiet(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    thread.start()
+    try:
+        assert server.answers.wait(PATIENCE)
+        yield Running(address(bound), app.state.service)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        bound.close()
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    with headlong.load(rows=4, queue=64) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def server(engine: Engine) -> Iterator[Running]:
+    with running(engine) as made:
+        yield made
+
+
+@pytest.fixture
+def serve(engine: Engine) -> Iterator[Callable[..., Running]]:
+    """A server with limits of its own, over the same engine."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **serving: stack.enter_context(running(engine, **serving))
