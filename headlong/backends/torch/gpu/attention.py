@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.backends.torch.cache import MAX_WIDTH
-from headlong.backends.torch.gpu.launch import follow, options, slip_in
+from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.kernels.attention import Pages, Places
 
 WINDOW = triton.next_power_of_2(MAX_WIDTH)
@@ -76,7 +76,8 @@ def _columns(dim: int) -> int:
 @triton.jit
 def _write(keys, values, k, v, write_pages, positions, k_stride, v_stride, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
            PAGE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     n, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, COLUMNS)
     inside = column < DIM
@@ -176,7 +177,8 @@ def _combine(out, parts, tops, sums, positions, write_pages, offsets, tables, ta
              HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
              CHUNK: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Some columns of one head of one token: out [N, A, D]."""
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     b, step = tl.program_id(0) // wide, tl.program_id(0) % wide
     first = tl.load(offsets + b)
     width = tl.load(offsets + b + 1) - first

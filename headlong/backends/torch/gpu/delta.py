@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.backends.torch.gpu.launch import follow, options, slip_in
+from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept, Memory
 from headlong.backends.torch.ragged import Layout
 
@@ -153,7 +153,8 @@ def _waiting_at(held, row, j, head, sizes):
 @triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=["given"])
 def _mix(given, held, scratch, sizes: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, lane, b): every lanes-th token of a row, and of it one key head's q or k or one head's v."""
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     unit, key_units = tl.program_id(0), 2 * sizes.key_heads
     row, count, first, width = _window_of(given, tl.program_id(2))
     at, is_key = tl.arange(0, sizes.head_block), unit < key_units
@@ -234,7 +235,8 @@ def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY
 @triton.jit(do_not_specialize=["given", "lanes"], do_not_specialize_on_alignment=["out", "given"])
 def _finish(out, given, held, scratch, lanes, sizes: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, b): every lanes-th token of a row's head, or one block of its channels."""
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     unit, heads = tl.program_id(0), sizes.heads
     row, count, first, width = _window_of(given, tl.program_id(1))
     if unit < heads * lanes:

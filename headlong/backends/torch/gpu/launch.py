@@ -1,5 +1,4 @@
-"""How kernels follow each other: on newer GPUs one is set up, and its weights are on their way, while the one before it
-ends."""
+"""How kernels follow each other: on newer GPUs one is set up while the one before it ends."""
 
 from functools import cache
 
@@ -19,31 +18,14 @@ def options(device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Wait until all that earlier kernels wrote is there. The next kernel may be set up from now on, and not before:
-    or a whole chain of them would stand waiting in the way of the one that works."""
+    """Wait until all that earlier kernels wrote is there."""
     if EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def slip_in(EARLY: tl.constexpr):
-    """`follow`, for a kernel so small that the next may be set up beside it while both wait."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def ahead(pointers, BYTES: tl.constexpr, EARLY: tl.constexpr):
-    """Have so many bytes at each pointer brought near. Only what no kernel of a round writes may be fetched so, and it
-    pays before `follow`: memory would be idle while the kernel before ends."""
-    if EARLY and BYTES > 0:
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-            "=r,l,r",
-            [pointers.to(tl.int64), tl.full(pointers.shape, BYTES, tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+def make_way(EARLY: tl.constexpr):
+    """Let the next kernel be set up. A large kernel says so when it is nearly through, in all its programs alike: what
+    is set up sooner takes its places where some end first, and lies unevenly. A small one says so at once."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.backends.torch.gpu.launch import options, slip_in
+from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.gpu.linear import linear
 
 PLACES = 1 << 15
@@ -61,7 +61,8 @@ def _rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
 @triton.jit
 def _learn(words, where, codes, scales, learnt, tokens, matrix, size, places, BLOCK: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     token = tl.load(tokens + tl.program_id(0))
     # Of several that bring the same token one goes on. Which places are taken may depend on chance; drafts may.
     if tl.atomic_cas(where + token, ABSENT, COMING) == ABSENT:

@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.backends.torch.gpu.launch import ahead, follow, options
+from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 TOKENS = (16, 32, 64, 128)  # in a tile
 ROWS = 64  # of a matrix in a tile: what one group of warps multiplies
 LONG = 1024  # sums from which a matrix of few rows is split
 PROGRAMS = 132  # that a GPU runs at once, about; fixed, so that a split is the same on all of them
-AHEAD = 1024  # bytes of each row of a matrix that are fetched before the kernel's turn
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,6 @@ def tokens_in_tile(tokens: int) -> int:
     return next((most for most in TOKENS if tokens <= most), TOKENS[-1])
 
 
-def fetched(weight: Tensor, split: int = 1) -> int:
-    """Bytes of a row, or of each part of one, that are fetched beforehand, in two halves: whole vectors only."""
-    row = weight.shape[1] * weight.element_size()
-    return AHEAD if row % 16 == 0 and row > split * AHEAD else 0
-
-
 def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x [N, in] (rows may be apart), weight [out, in], of 8 bits where there are scales [out] -> [N, out]."""
     (n, size), out = x.shape, weight.shape[0]
@@ -71,8 +64,7 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None = None, dtype: torch
     _linear[(token_tiles, row_tiles, cut.split)](
         y, x, weight, y if scales is None else scales, parts, counters, n, out, size, x.stride(0),
         ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, SPLIT=cut.split, SCALED=scales is not None,
-        FETCHED=fetched(weight, cut.split), EXACT=x.dtype == torch.float32,
-        num_warps=cut.warps, num_stages=cut.stages, **options(x.device),
+        EXACT=x.dtype == torch.float32, num_warps=cut.warps, num_stages=cut.stages, **options(x.device),
     )  # fmt: skip
     return y
 
@@ -85,7 +77,7 @@ def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
     y = x.new_empty(n, inner)
     _linear_swiglu[(triton.cdiv(n, wide), triton.cdiv(inner, cut.rows))](
         y, x, weight, n, inner, size, x.stride(0),
-        ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, FETCHED=fetched(weight), EXACT=x.dtype == torch.float32,
+        ROWS=cut.rows, DEPTH=cut.depth, WIDE=wide, EXACT=x.dtype == torch.float32,
         num_warps=cut.warps, num_stages=cut.stages, **options(x.device),
     )  # fmt: skip
     return y
@@ -99,15 +91,6 @@ def zeros(count: int, device: torch.device) -> Tensor:
     if device not in _zeros or len(_zeros[device]) < count:
         _zeros[device] = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
     return _zeros[device]
-
-
-@triton.jit
-def _fetch(weight, rows, out, size, first, ROWS: tl.constexpr, FETCHED: tl.constexpr, EARLY: tl.constexpr):
-    """The beginning of each row's part, a half a thread."""
-    row = tl.minimum(rows, out - 1).to(tl.int64) * size + first
-    half: tl.constexpr = FETCHED // (weight.dtype.element_ty.primitive_bitwidth // 4)  # elements
-    pointers = weight + row[:, None] + tl.arange(0, 2)[None, :] * half
-    ahead(tl.reshape(pointers, (2 * ROWS,)), FETCHED // 2, EARLY)
 
 
 @triton.jit
@@ -131,17 +114,17 @@ def _product(x, weight, rows, tokens, n, out, size, stride, first, last, ROWS: t
 
 @triton.jit
 def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-            WIDE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, FETCHED: tl.constexpr, EXACT: tl.constexpr,
+            WIDE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr,
             EARLY: tl.constexpr):  # fmt: skip
     token_tile, row_tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = row_tile * ROWS + tl.arange(0, ROWS)
     tokens = token_tile * WIDE + tl.arange(0, WIDE)
     steps = tl.cdiv(tl.cdiv(size, DEPTH), SPLIT) * DEPTH
     first = part * steps
-    _fetch(weight, rows, out, size, first, ROWS, FETCHED, EARLY)
     follow(EARLY)
     sums = _product(x, weight, rows, tokens, n, out, size, stride, first, min(first + steps, size), ROWS, DEPTH, WIDE,
                     EXACT)  # fmt: skip
+    make_way(EARLY)
     if SCALED:
         sums = sums * tl.load(scales + rows, mask=rows < out, other=0.0)[:, None]
     places = tokens[None, :].to(tl.int64) * out + rows[:, None]
@@ -161,11 +144,9 @@ def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: t
 
 @triton.jit
 def _linear_swiglu(y, x, weight, n, inner, size, stride, ROWS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
-                   FETCHED: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                   EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     tokens = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    _fetch(weight, rows, inner, size, 0, ROWS, FETCHED, EARLY)
-    _fetch(weight + inner.to(tl.int64) * size, rows, inner, size, 0, ROWS, FETCHED, EARLY)
     follow(EARLY)
     k = tl.arange(0, DEPTH)
     gate, up = tl.zeros((ROWS, WIDE), tl.float32), tl.zeros((ROWS, WIDE), tl.float32)
@@ -183,6 +164,7 @@ def _linear_swiglu(y, x, weight, n, inner, size, stride, ROWS: tl.constexpr, DEP
             up = tl.dot(u.to(tl.float32), t, up, input_precision="ieee")
         else:
             gate, up = tl.dot(w, t, gate), tl.dot(u, t, up)
+    make_way(EARLY)
     gate = gate.to(y.dtype.element_ty).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(y.dtype.element_ty).to(tl.float32)
     mixed = silu * up.to(y.dtype.element_ty).to(tl.float32)

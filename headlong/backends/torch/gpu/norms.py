@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.backends.torch.gpu.launch import options, slip_in
+from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 
 def add_norm(x: Tensor, add: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,8 @@ def _rms(x, weight, size, eps):
 
 @triton.jit
 def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     at = tl.arange(0, BLOCK)
     inside, first = at < size, tl.program_id(0).to(tl.int64) * size
     value = tl.load(x + first + at, mask=inside, other=0.0)
@@ -84,7 +85,8 @@ def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.conste
 def _pair_norm(
     y, first, second, weight, size, first_stride, second_stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     at = tl.arange(0, BLOCK)
     row, which, inside = tl.program_id(0).to(tl.int64), tl.program_id(1), at < size
     ones, others = tl.where(which == 0, size, 0), tl.where(which == 0, 0, size)
@@ -97,7 +99,8 @@ def _pair_norm(
 
 @triton.jit
 def _gated(y, x, gate, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, inside = tl.program_id(0).to(tl.int64), at < size
     value = tl.load(x + row * size + at, mask=inside, other=0.0)
@@ -108,7 +111,8 @@ def _gated(y, x, gate, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 
 @triton.jit
 def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, inside = tl.program_id(0).to(tl.int64), at < size
     gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0)
@@ -120,7 +124,8 @@ def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 
 @triton.jit
 def _norm_rope(y, x, weight, cos, sin, positions, dim, half, stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     at = tl.arange(0, BLOCK)
     row, head, inside = tl.program_id(0).to(tl.int64), tl.program_id(1), at < dim
     factor = weight + head * dim

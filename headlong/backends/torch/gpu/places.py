@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headlong.backends.torch.gpu.launch import options, slip_in
+from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 BLOCK = 8192  # scores that one program looks at
 
@@ -54,7 +54,8 @@ def stamp(to: Tensor) -> None:
 @triton.jit
 def _place(positions, write_pages, read_pages, index, starts, offsets, counts, table, width, page, spare,
            COUNTS: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     b = tl.program_id(0)
     row, first = tl.load(index + b), tl.load(offsets + b)
     tokens = tl.load(offsets + b + 1) - first
@@ -72,7 +73,8 @@ def _place(positions, write_pages, read_pages, index, starts, offsets, counts, t
 
 @triton.jit
 def _best(tops, places, scores, vocab, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     n, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(scores + n * stride + at, mask=at < vocab, other=float("-inf"))
@@ -91,7 +93,8 @@ def best_in_block(tops, places, values, n, part, at, vocab):
 
 @triton.jit
 def _best_of(tokens, tops, places, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     n, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     values = tl.load(tops + n * blocks + at, mask=at < blocks, other=float("-inf"))
     where = tl.load(places + n * blocks + at, mask=at < blocks, other=1 << 40)
@@ -100,5 +103,6 @@ def _best_of(tokens, tops, places, blocks, BLOCK: tl.constexpr, EARLY: tl.conste
 
 @triton.jit
 def _stamp(to, EARLY: tl.constexpr):
-    slip_in(EARLY)
+    make_way(EARLY)
+    follow(EARLY)
     tl.store(to, tl.extra.cuda.globaltimer())
