@@ -18,6 +18,7 @@ from headlong.engine.loop import Loop
 from headlong.engine.request import Emitted, Output, Request
 from headlong.engine.roundcost import RoundCosts
 from headlong.engine.stats import plain_reason
+from headlong.engine.totals import Load, Totals
 from headlong.errors import Fault, QueueFull, UserError
 from headlong.settings import Settings
 
@@ -50,8 +51,9 @@ class Engine:
         self.limits = backend.limits
         self.settings = settings
         self.depths = DepthController(costs or RoundCosts(), self.limits.depth)
-        self._intake = Intake(text, self.limits, settings, frozenset(eos_token_ids), self.depths)
-        self._loop = Loop(backend, settings, self.depths)
+        self.totals = Totals()
+        self._intake = Intake(text, self.limits, settings, frozenset(eos_token_ids), self.depths, self.totals)
+        self._loop = Loop(backend, settings, self.depths, self.totals)
         self._stepping = threading.Lock()  # held by whoever steps
         self._news = threading.Condition()  # guards what follows; never held while the backend works
         self._arrived: deque[Answer] = deque()
@@ -154,6 +156,21 @@ class Engine:
     def no_draft_reason(self) -> str:
         """Why nothing is drafted for requests that do not say how; empty where something is."""
         return plain_reason(Request(""), self.limits, self.settings)
+
+    @property
+    def load(self) -> Load:
+        """How full it is. While it works, some of the numbers are a moment older than others."""
+        scheduler = self._loop.scheduler
+        return Load(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(self._arrived),
+            rows=self.limits.rows,
+            pages=self.limits.pages,
+            pages_held=self.limits.pages - scheduler.pool.free,
+            pages_cached=scheduler.prefix.nodes * (self.limits.chunk // self.limits.page),
+            prefix_lookups=scheduler.prefix.lookups,
+            prefix_hits=scheduler.prefix.hits,
+        )
 
     @property
     def busy(self) -> bool:

@@ -13,6 +13,7 @@ from headlong.engine.proposals import Ngram, Prediction, Proposer
 from headlong.engine.request import Constraint, Limits, Request, Sampling
 from headlong.engine.scheduler import Job, pages_for
 from headlong.engine.stats import Counts, drafters_of, plain_reason
+from headlong.engine.totals import Totals
 from headlong.engine.windows import HEAD, Drafting
 from headlong.errors import UserError
 from headlong.settings import Settings
@@ -120,9 +121,16 @@ class Intake:
     """Checks requests against one engine, and makes of them what runs."""
 
     def __init__(
-        self, text: "Text", limits: Limits, settings: Settings, eos: Collection[int], depths: DepthController
+        self,
+        text: "Text",
+        limits: Limits,
+        settings: Settings,
+        eos: Collection[int],
+        depths: DepthController,
+        totals: Totals,
     ) -> None:
-        self.text, self.limits, self.settings, self.eos, self.depths = text, limits, settings, eos, depths
+        self.text, self.limits, self.settings = text, limits, settings
+        self.eos, self.depths, self.totals = eos, depths, totals
         self._grammars: Grammars | None = None
         self._compiling = Lock()
 
@@ -140,7 +148,7 @@ class Intake:
             priority=request.priority,
             sampled=not _is_greedy(request),
         )
-        counts = Counts(self._asked(request), requested, reason, lambda: drafting.depth.why)
+        counts = Counts(self._asked(request), requested, reason, lambda: drafting.depth.why, self.totals)
         return Answer(request, job, counts, self.text.decoder(prompt), self.eos)
 
     def _drafting(self, request: Request, prompt: tuple[int, ...]) -> Drafting:

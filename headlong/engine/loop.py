@@ -14,6 +14,7 @@ from headlong.engine.depth import DepthController
 from headlong.engine.prefix import Match
 from headlong.engine.request import Chunk, Emitted, Kept, RoundResult, RowPlan, Start
 from headlong.engine.scheduler import Job, Scheduler
+from headlong.engine.totals import Totals
 from headlong.engine.turns import Turns, keep_prefix
 from headlong.engine.windows import Window, Windows
 from headlong.errors import Fault
@@ -58,11 +59,12 @@ class Loop:
     goes on with the others.
     """
 
-    def __init__(self, backend: Backend, settings: Settings, controller: DepthController) -> None:
+    def __init__(self, backend: Backend, settings: Settings, controller: DepthController, totals: Totals) -> None:
         self.backend = backend
         self.limits = backend.limits
         self.settings = settings
         self.controller = controller
+        self.totals = totals
         self.scheduler = Scheduler(self.limits, settings.prefix_bytes)
         self.windows = Windows(self.limits, controller)
         self.turns = Turns(backend, self.scheduler)
@@ -89,6 +91,7 @@ class Loop:
             self._leave(answer)
             self._emitted += self._attempt([], answer.write) or []
             self._emitted += answer.end(reason, error)
+            self.totals.record_end(answer.output(), answer.counts.reason)
 
     def step(self) -> None:
         """Run the next piece of a prompt and a round of every row whose prompt is in."""
@@ -230,7 +233,9 @@ class Loop:
         self.backend.prefill(chunk)
         self.scheduler.record_chunk(answer.job, chunk)
         keep_prefix(answer.job, self.backend, self.scheduler)
-        answer.counts.prefill_s += perf_counter() - started
+        seconds = perf_counter() - started
+        answer.counts.prefill_s += seconds
+        self.totals.record_chunk(seconds)
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
@@ -260,6 +265,7 @@ class Loop:
             self._record(flight.parts, result, flight.kind)
             host_s = max(0.0, perf_counter() - flight.started - result.verify_s - result.draft_s)
             self.controller.costs.record_host(flight.kind, host_s)
+            self.totals.record_round(result.verify_s, result.draft_s, host_s)
             _count_seconds(flight.parts, host_s, flight.started)
 
     def _fly_on(self, flight: Flight) -> bool:
@@ -369,7 +375,11 @@ class Loop:
         """The text of the last round's tokens; a stop string in it ends its request."""
         unwritten, self._unwritten = self._unwritten, []
         for answer in unwritten:
-            self._emitted += self._attempt([answer], answer.write) or []
+            written = self._attempt([answer], answer.write) or []
+            self._emitted += written
+            self.totals.tokens += sum(one.token is not None for one in written)
+            if written and written[-1].finish_reason is not None:
+                self.totals.record_end(answer.output(), answer.counts.reason)
             if answer.finish_reason is not None:
                 self._leave(answer)
                 self.turns.offer(answer.job.prompt + answer.tokens)

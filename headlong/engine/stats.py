@@ -6,6 +6,7 @@ from itertools import chain, groupby, zip_longest
 from operator import itemgetter
 
 from headlong.engine.request import Limits, Request, RoundResult, Speculative, Timings
+from headlong.engine.totals import Totals
 from headlong.engine.windows import HEAD, Window
 from headlong.settings import Settings
 
@@ -38,9 +39,12 @@ def drafters_of(request: Request, limits: Limits, settings: Settings) -> tuple[s
 class Counts:
     """What it took to produce one request. Seconds are those of the calls that the request was part of."""
 
-    def __init__(self, asked: int | None, requested: str, reason: str, why: Callable[[], str]) -> None:
+    def __init__(
+        self, asked: int | None, requested: str, reason: str, why: Callable[[], str], totals: Totals | None = None
+    ) -> None:
         """`reason` says why nothing can be drafted at all, `why` what was last decided."""
-        self._asked, self._requested, self._reason, self._why = asked, requested, reason, why
+        self._asked, self._requested, self.reason, self._why = asked, requested, reason, why
+        self._totals = totals or Totals()
         self._drafted: list[int] = []
         self._accepted: list[int] = []
         self._by_drafter: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -53,6 +57,7 @@ class Counts:
     def record_round(self, window: Window, result: RoundResult, accepted: int) -> None:
         """`accepted` counts the drafts that became output; those after a stop did not."""
         self._rounds += 1
+        self._totals.record_window(window.verify, accepted)
         self.verify_s += result.verify_s
         self.draft_s += result.draft_s
         if self._depths and self._depths[-1][0] == window.verify:
@@ -72,12 +77,12 @@ class Counts:
         mine[1] += accepted
 
     def speculative(self) -> Speculative:
-        reason = self._reason or ("" if self._drafted or not self._rounds else self._why())
+        reason = self.reason or ("" if self._drafted or not self._rounds else self._why())
         return Speculative(
             requested=self._requested,
             used="+".join(sorted(self._by_drafter)) or "none",
             reason=reason,
-            depth=0 if self._reason else len(self._drafted) if self._asked is None else self._asked,
+            depth=0 if self.reason else len(self._drafted) if self._asked is None else self._asked,
             rounds=self._rounds,
             drafted=sum(self._drafted),
             accepted=sum(self._accepted),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from headlong.server.openai.chat import ChatWriter
 from headlong.server.openai.chat_schema import ChatBody
@@ -16,6 +16,8 @@ from headlong.server.respond import answer, respond
 from headlong.server.service import Service
 from headlong.server.wire import Wire, read
 from headlong.version import __version__
+
+PROMETHEUS = "text/plain; version=0.0.4"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -98,6 +100,11 @@ async def ready(request: Request) -> Response:
     return answer({"status": "ready", "model": service.names[0]})
 
 
+async def metrics(request: Request) -> Response:
+    service = service_of(request)
+    return PlainTextResponse(service.metrics.text(service.engine, service.names[0]), media_type=PROMETHEUS)
+
+
 ENDPOINTS = (
     Endpoint("/v1/chat/completions", chat_completions, "Go on with a conversation (OpenAI).", ChatBody, streams=True),
     Endpoint("/v1/completions", completions, "Go on with a text (OpenAI).", CompletionBody, streams=True),
@@ -105,4 +112,5 @@ ENDPOINTS = (
     Endpoint("/v1/models/{name:path}", model, "The model that is served, by its name."),
     Endpoint("/health", health, "Whether the process runs."),
     Endpoint("/ready", ready, "Whether requests are taken."),
+    Endpoint("/metrics", metrics, "Metrics, as Prometheus reads them.", text=True),
 )

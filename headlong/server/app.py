@@ -19,6 +19,7 @@ from headlong.engine.engine import Engine
 from headlong.server import openapi
 from headlong.server.api import ENDPOINTS
 from headlong.server.door import Door
+from headlong.server.pulse import Pulse
 from headlong.server.refusal import Refusal, broken
 from headlong.server.respond import answer
 from headlong.server.service import Service
@@ -69,9 +70,11 @@ def _cors(origins: Sequence[str]) -> Middleware:
 
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    pulse = asyncio.create_task(Pulse(app.state.service.engine).beat())
     try:
         yield
     finally:
+        pulse.cancel()
         await asyncio.to_thread(app.state.service.engine.close)
 
 

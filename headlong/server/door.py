@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headlong.errors import HeadlongError
+from headlong.server.metrics import Metrics
 from headlong.server.refusal import Refusal, refusal_of
 from headlong.server.respond import answer
 from headlong.server.service import Visit
@@ -50,6 +51,10 @@ class Door:
         except ClientDisconnect:
             status = GONE
         finally:
+            metrics: Metrics = scope["app"].state.service.metrics
+            metrics.statuses[status] += 1
+            if visit.prompt_tokens:
+                metrics.request.observe(monotonic() - visit.began)
             LOG.info(_line(scope, status, visit))
 
     def _check(self, scope: Scope) -> None:

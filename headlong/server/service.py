@@ -14,6 +14,7 @@ from headlong.engine.engine import Engine
 from headlong.engine.request import Emitted
 from headlong.server.asked import Asked, Ready, make_ready
 from headlong.server.events import Event, Finish
+from headlong.server.metrics import Metrics
 from headlong.server.refusal import Refusal, stopping, too_many
 from headlong.server.serving import Serving
 
@@ -77,6 +78,7 @@ class Service:
         self.names = serving.names or (engine.name,)
         room = engine.limits.rows + engine.settings.queue
         self.gate = Gate(min(serving.max_concurrent or room, room))
+        self.metrics = Metrics()
         self.stopping = False
         self.began = int(time())
 
@@ -99,23 +101,28 @@ class Service:
     async def start(self, ready: Ready, visit: Visit) -> AsyncGenerator[Event]:
         """The events of all answers of a request, which the engine has accepted; it is queued with the first step."""
         rounds = await asyncio.to_thread(self.engine.rounds_async, ready.prompts, **ready.options)
-        return _events(rounds, ready, visit)
+        return _events(rounds, ready, visit, self.metrics)
 
 
-async def _events(rounds: AsyncGenerator[list[Emitted]], ready: Ready, visit: Visit) -> AsyncGenerator[Event]:
+async def _events(
+    rounds: AsyncGenerator[list[Emitted]], ready: Ready, visit: Visit, metrics: Metrics
+) -> AsyncGenerator[Event]:
     readers = ready.readers()
     visit.prompt_tokens = sum(map(len, ready.prompts))
     async with aclosing(rounds):
         async for emitted in rounds:
             for choice, ours in groupby(emitted, lambda one: one.index):
                 for event in readers[choice].read(list(ours)):
-                    _count(event, visit)
+                    _count(event, visit, metrics)
                     yield event
 
 
-def _count(event: Event, visit: Visit) -> None:
-    visit.first = visit.first or monotonic()
+def _count(event: Event, visit: Visit, metrics: Metrics) -> None:
+    if visit.first is None:
+        visit.first = monotonic()
+        metrics.first_token.observe(visit.first - visit.began)
     if isinstance(event, Finish):
+        metrics.record_finish(event)
         spent = event.output.speculative
         visit.tokens += len(event.output.tokens)
         visit.drafted += spent.drafted
