@@ -51,7 +51,8 @@ DEPTHS = (0, 1, 2, 3, 5, 8)
 BATCHES = (3, 8, 17, 32)
 MIXED = -1  # all depths side by side
 SEEDED = {"temperature": 0.8, "top_k": 20, "seed": 11}
-WARM_TOKENS, MOST_WARM = 96, 8  # tokens of a text that is not timed, and such texts
+WARM_TOKENS = 96  # of a text that is not timed
+MOST_WARM, CALM = 10, 2  # such texts, and those in a row without a new shape that are enough
 
 Found = dict[str, Any]
 Options = Mapping[str, Any]
@@ -316,10 +317,12 @@ def warmed(model: Model, rows: int, accept: float, options: Options, args: argpa
     then have."""
     with model.engine.idle_backend() as backend:
         shapes = getattr(backend.rounds, "captured", ())
-    for number in range(MOST_WARM):
+    calm = 0
+    for _ in range(MOST_WARM):
         known = len(shapes)
         ran, _ = one_run(model, rows, accept, options, min(WARM_TOKENS, args.length))
-        if number and len(shapes) == known:
+        calm = calm + 1 if len(shapes) == known else 0
+        if calm == CALM:
             break
     affordable = int(ran.rate / rows * args.seconds)
     return int(min(args.length, max(WARM_TOKENS, affordable)))

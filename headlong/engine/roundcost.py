@@ -17,6 +17,7 @@ FORGOTTEN = 0.5  # rounds; a knot that has faded below is dropped
 GAIN = 0.05  # share of its error by which a well-known knot moves
 CLIP_UP, CLIP_DOWN = 0.1, 0.3  # most of a log error that counts: rounds are slow by accident, never fast
 IDLE_GAIN = 0.1
+HICCUP = 0.05  # seconds beside the backend that planning and writing never take: kernels were built, or a graph captured
 SPEED_ROUNDS = 5  # the median of so many follows a slowdown at the third round and ignores two spikes
 STEADY_ROUNDS = 15  # the median of so many is taken while it differs
 STEADY = 0.05  # by less than this log
@@ -314,8 +315,9 @@ class RoundCosts:
 
     def record_host(self, kind: str, seconds: float) -> None:
         """What a round took beside the backend."""
-        costs = self._kinds[kind]
-        costs.host = _followed(costs.host, max(0.0, seconds) / self._speed)
+        if seconds < HICCUP:
+            costs = self._kinds[kind]
+            costs.host = _followed(costs.host, max(0.0, seconds) / self._speed)
 
     def _measured(self) -> float:
         """The speed of the last rounds; of more of them, while it is steady."""

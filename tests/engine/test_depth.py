@@ -391,6 +391,13 @@ def test_a_slowdown_is_the_machines_not_a_sizes():
     assert costs.verify("plain", 1) == pytest.approx(2 * cpu(1), rel=0.03)
 
 
+def test_building_kernels_is_not_the_hosts_usual_work():
+    costs = RoundCosts()
+    for seconds in (12.0, 0.001, 2.0, 0.001):
+        costs.record_host("plain", seconds)
+    assert costs.of("plain").host == pytest.approx(0.001)
+
+
 def test_first_and_further_steps_are_told_apart():
     costs = RoundCosts()
     for depth in (1, 2, 4) * 60:
