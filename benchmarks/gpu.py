@@ -9,7 +9,8 @@ steps     one row at the backend: a window of 4 tokens, and a draft, in plain st
 speed     tok/s from the moment all rows have a token to the last one, for plain, fixed and auto depth, interleaved
 gap       microseconds that the device is idle between two rounds, by its own clock
 prefill   tok/s of a prompt of 8,192 tokens, its first token included
-identity  texts at all depths, batches, prompt lengths and prefix hits against plain ones alone: how many differ
+identity  texts at all depths, batches, prompt lengths and prefix hits, with the head's drafts, right ones and wrong ones,
+          against plain ones alone: how many differ
 
 No files are needed: weights are drawn on the device. A preset's text goes round a ring of tokens, known in advance,
 and its head is wrong about chosen tokens of the ring, so the acceptance is exact; the matrices are whole, so the time
@@ -49,6 +50,7 @@ from headlong.settings import Settings
 STARTED = time.perf_counter()
 DEPTHS = (0, 1, 2, 3, 5, 8)
 BATCHES = (3, 8, 17, 32)
+DRAFTERS = ("head", "right", "wrong")
 MIXED = -1  # all depths side by side
 SEEDED = {"temperature": 0.8, "top_k": 20, "seed": 11}
 WARM_TOKENS = 96  # of a text that is not timed
@@ -422,30 +424,41 @@ class Checking:
         self.compared = self.cached = 0
         self.different: list[str] = []
         self.outputs: list[Output] = []
-        self.plain = [self._run([case], [0], fresh=True)[0].tokens for case in self.cases]
+        self.plain = [self._run([case], [case.asked(0, tokens)], fresh=True)[0].tokens for case in self.cases]
 
-    def _run(self, chosen: Sequence[Case], depths: Sequence[int | None], fresh: bool) -> list[Output]:
+    def _run(self, chosen: Sequence[Case], asked: Sequence[Options], fresh: bool) -> list[Output]:
         if fresh:
             with self.model.engine.idle_backend():
                 pass  # which forgets all prefixes
-        asked = [case.asked(depth, self.tokens) for case, depth in zip(chosen, depths, strict=True)]
         return run(self.model.engine, [case.prompt for case in chosen], asked).outputs
 
+    def _asked(self, place: int, depth: int | None, drafter: str) -> Options:
+        """The head drafts, or a prediction does: the text itself, or another one at every token."""
+        options = self.cases[place].asked(depth, self.tokens)
+        if drafter == "head" or depth == 0:
+            return options
+        shift, vocab = DRAFTERS.index(drafter) - 1, self.model.engine.limits.vocab
+        prediction = [(token + shift) % vocab for token in self.plain[place]]
+        return {**options, "draft_kind": "prediction", "prediction": prediction}
+
     def check(self, rows: int, shift: int, fresh: bool, depth: int | None = MIXED) -> None:
-        """Rows of all cases and depths side by side, which another shift pairs otherwise; or greedy ones of a depth."""
+        """Rows of all cases, depths and drafters side by side, which another shift pairs otherwise; or greedy ones of a
+        depth."""
         places = [(row + shift) % len(self.cases) for row in range(rows)]
         depths = [(*DEPTHS, None)[(row + 3 * shift) % (1 + len(DEPTHS))] for row in range(rows)]
+        drafters = [DRAFTERS[(row + shift) // 2 % 3] for row in range(rows)]
         if depth != MIXED:
-            places, depths = [place // 2 * 2 for place in places], [depth] * rows
-        outputs = self._run([self.cases[place] for place in places], depths, fresh)
+            places, depths, drafters = [place // 2 * 2 for place in places], [depth] * rows, ["head"] * rows
+        asked = [self._asked(*each) for each in zip(places, depths, drafters, strict=True)]
+        outputs = self._run([self.cases[place] for place in places], asked, fresh)
         self.outputs += outputs
-        for place, its, output in zip(places, depths, outputs, strict=True):
+        for place, its, drafter, output in zip(places, depths, drafters, outputs, strict=True):
             self.compared += 1
             self.cached += output.timings.cached_tokens > 0
             if output.tokens != self.plain[place]:
                 pairs = zip(output.tokens, self.plain[place], strict=False)
                 where = next((spot for spot, (mine, other) in enumerate(pairs) if mine != other), -1)
-                self.different.append(f"case {place}, depth {its}, {rows} rows, fresh {fresh}, token {where}")
+                self.different.append(f"case {place}, depth {its} {drafter}, {rows} rows, {fresh=}, token {where}")
 
 
 def identity(model: Model, args: argparse.Namespace) -> Found:
@@ -502,6 +515,7 @@ BARS: tuple[tuple[str, str, float, str], ...] = (
     ("nano, 1 row, greedy, auto, tok/s", "nano/speed/1/auto/tok_s", 2000, ">="),
     ("nano, texts that differ", "nano/identity/different", 0, "<="),
     ("4B, texts that differ", "4b/identity/different", 0, "<="),
+    ("35B-A3B, texts that differ", "35b-a3b/identity/different", 0, "<="),
 )
 
 
