@@ -9,7 +9,7 @@ steps     one row at the backend: a window of 4 tokens, and a draft, in plain st
 speed     tok/s from the moment all rows have a token to the last one, for plain, fixed and auto depth, interleaved
 gap       microseconds that the device is idle between two rounds, by its own clock
 prefill   tok/s of a prompt of 8,192 tokens, its first token included
-identity  texts at all depths, batches, prompt lengths and prefix hits, with the head's drafts, right ones and wrong ones,
+identity  texts at all depths, batches, prompt lengths and prefix hits, with the head's drafts, right and wrong ones,
           against plain ones alone: how many differ
 
 No files are needed: weights are drawn on the device. A preset's text goes round a ring of tokens, known in advance,
