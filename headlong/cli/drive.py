@@ -20,28 +20,28 @@ def drive(engine: "Engine", requests: Sequence[Request], view: "View", insist: b
 
     Where one may `insist`, a second Ctrl-C ends the program at once.
     """
-    indices = [engine.submit(request) for request in requests]
-    running = set(indices)
-    outputs: list[Output] = []
-
-    def show_complete() -> None:
-        while len(outputs) < len(indices) and indices[len(outputs)] not in running:
-            output = engine.output(indices[len(outputs)])
-            view.answer(len(outputs), output)
-            outputs.append(output)
-
     with _ctrl_c_between_steps(insist) as interrupted:
+        indices = [engine.submit(request) for request in requests]
+        running = set(indices)
+        outputs: list[Output] = []
+
+        def show_complete() -> None:
+            while len(outputs) < len(indices) and indices[len(outputs)] not in running:
+                output = engine.output(indices[len(outputs)])
+                view.answer(len(outputs), output)
+                outputs.append(output)
+
         while running and not interrupted.is_set():
             for emitted in engine.step():
                 view.piece(emitted)
                 if emitted.finish_reason is not None:
                     running.discard(emitted.index)
             show_complete()
-    for index in running:
-        engine.cancel(index)
-    running.clear()
-    show_complete()
-    return outputs
+        for index in running:
+            engine.cancel(index)
+        running.clear()
+        show_complete()
+        return outputs
 
 
 def refuse_faults(outputs: Sequence[Output], traced: bool) -> None:

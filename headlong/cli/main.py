@@ -17,6 +17,7 @@ from headlong.version import __version__
 # Each command is a module with add_arguments(parser) and run(args) -> exit code, imported only when it is chosen.
 COMMANDS = {
     "generate": ("headlong.cli.generate", "write text from a prompt"),
+    "chat": ("headlong.cli.chat", "talk with a model, turn by turn"),
     "serve": ("headlong.cli.serve", "put a model behind the APIs of OpenAI and Anthropic, with a page to try it"),
     "bench": ("headlong.cli.bench", "measure plain decoding and every depth, and check that the text stays the same"),
     "tune": ("headlong.cli.tune", "measure what rounds cost on this machine, so that depth auto starts from knowledge"),

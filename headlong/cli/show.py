@@ -3,18 +3,21 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from headlong.cli.summary import Asked, record
+from headlong.engine.channels import CLOSES, OPENS, Channels, Piece
 from headlong.engine.request import Emitted, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-DRAFTED = "green"  # drafts the target agreed with
+# Whose tokens are whose: the target's own, then drafts it agreed with, by their position; the last is for deeper ones.
+ORIGINS = ("", "green", "cyan", "bright_blue", "magenta", "yellow")
 ASIDE = "dim"
+MISTAKE = "red"
 # A model's text must not steer the terminal: controls other than newline and tab become visible signs.
 HARMLESS = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | dict.fromkeys(range(127, 160), 0xFFFD)
 NOTHING = "-"  # in a table, where there is no figure
@@ -45,6 +48,16 @@ def progress(steps: int) -> Iterator[Callable[[str], None]]:
         yield lambda name: bar.update(task, description=name, completed=next(done), refresh=True)
 
 
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Says on a terminal that there is something to wait for."""
+    from rich.text import Text
+
+    console = open_console(stderr=True)
+    with console.status(Text(f"loading {name}")) if console.is_terminal else nullcontext():
+        yield
+
+
 class View(Protocol):
     """Where answers go. `answer` is called once for each, in their order."""
 
@@ -61,13 +74,41 @@ class Live:
         self.shown = 0
 
     def piece(self, emitted: Emitted) -> None:
-        write(self.console, emitted.text, DRAFTED if emitted.drafted else "")
+        write(self.console, emitted.text, origin(emitted.position))
         self.shown += len(emitted.text)
 
     def answer(self, number: int, output: Output) -> None:
         """End the text; when it was cut short, characters may still have been held back."""
         write(self.console, output.text[self.shown :])
         end_line(self.console, output.text)
+
+
+class Talk:
+    """One answer of a conversation, shown as it comes, with its reasoning between marks."""
+
+    def __init__(self, console: "Console", channels: Channels) -> None:
+        self.console, self.channels = console, channels
+        self.reasoning = self.content = ""
+        self._taken = 0
+
+    def piece(self, emitted: Emitted) -> None:
+        self._taken += len(emitted.text)
+        self._show(self.channels.push(emitted.text, emitted.position))
+
+    def answer(self, number: int, output: Output) -> None:
+        self._show([*self.channels.push(output.text[self._taken :]), *self.channels.flush()])
+        end_line(self.console, self.content or self.reasoning)
+
+    def _show(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if piece.reasoning:
+                write(self.console, "" if self.reasoning else f"{OPENS}\n", ASIDE)
+                write(self.console, piece.text, f"{ASIDE} {origin(piece.position)}")
+                self.reasoning += piece.text
+            else:
+                write(self.console, f"\n{CLOSES}\n" if self.reasoning and not self.content else "", ASIDE)
+                write(self.console, piece.text, origin(piece.position))
+                self.content += piece.text
 
 
 class Whole:
@@ -119,6 +160,20 @@ def write(console: "Console", text: str, style: str = "") -> None:
     else:
         console.file.write(text)
     console.file.flush()
+
+
+def origin(position: int) -> str:
+    """The colour of a token that was a draft at this position of its round; 0: the target's own."""
+    return ORIGINS[min(position, len(ORIGINS) - 1)]
+
+
+def legend(console: "Console") -> None:
+    """What the colours mean, where there are any."""
+    if console.is_terminal and not console.no_color:
+        write(console, "tokens: the model's own", origin(0))
+        for position in range(1, len(ORIGINS)):
+            write(console, f", draft {position}", origin(position))
+        write(console, " and deeper\n", origin(len(ORIGINS)))
 
 
 def end_line(console: "Console", text: str) -> None:

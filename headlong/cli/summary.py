@@ -2,13 +2,13 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, groupby, zip_longest
-from operator import itemgetter
+from itertools import chain, takewhile
 from typing import Any
 
 from headlong.engine.request import Output, Speculative
+from headlong.engine.stats import combine
 
 SECONDS = ("queue_s", "prefill_s", "verify_s", "draft_s", "host_s")
 
@@ -83,44 +83,35 @@ def drafting(total: Speculative, asked: int | None) -> str:
     return f"{total.used} at depth {depth}, accepted by position: {rates}"
 
 
-def combine(parts: Sequence[Speculative]) -> Speculative:
-    """Several requests' drafting as if it were one's."""
-    drafters: dict[str, tuple[int, int]] = {}
-    for name, (drafted, accepted) in chain.from_iterable(part.drafters.items() for part in parts):
-        before = drafters.get(name, (0, 0))
-        drafters[name] = (before[0] + drafted, before[1] + accepted)
-    windows = chain.from_iterable(part.depths for part in parts)
-    return Speculative(
-        requested=parts[0].requested,
-        used="+".join(sorted(drafters)) or "none",
-        reason=next((part.reason for part in parts if part.reason), ""),
-        depth=max(part.depth for part in parts),
-        rounds=sum(part.rounds for part in parts),
-        drafted=sum(part.drafted for part in parts),
-        accepted=sum(part.accepted for part in parts),
-        drafted_by_position=_sums(part.drafted_by_position for part in parts),
-        accepted_by_position=_sums(part.accepted_by_position for part in parts),
-        drafters=dict(sorted(drafters.items())),
-        depths=tuple((depth, sum(rounds for _, rounds in same)) for depth, same in groupby(windows, itemgetter(0))),
-    )
-
-
-def _sums(rows: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sum(column) for column in zip_longest(*rows, fillvalue=0))
+def verdict(plain: Output, drafted: Output) -> str:
+    """How two answers to one prompt compare."""
+    both = plain.timings.decode_tps, drafted.timings.decode_tps
+    speed = f"{both[1] / both[0]:.2f} times as fast with drafts" if all(both) else "too short to compare speeds"
+    if plain.text == drafted.text:
+        return f"{speed}, identical text"
+    pairs = zip(plain.text, drafted.text, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return f"{speed}, but the texts differ from character {same + 1} on"
 
 
 def details(model: str, load_s: float, device: str, outputs: Sequence[Output]) -> list[str]:
     """What -v adds: the load and the prompts, then where the time went and how deep the windows were."""
+    prompts, seconds = spent(outputs)
+    return [f"{model} on {device}, loaded in {load_s:.2f} s, {prompts}", seconds]
+
+
+def spent(outputs: Sequence[Output]) -> list[str]:
+    """What the prompts took, then where the time went and how deep the windows were."""
     timings = [output.timings for output in outputs]
     prompt, cached = (sum(getattr(one, name) for one in timings) for name in ("prompt_tokens", "cached_tokens"))
     prefill_s = sum(one.prefill_s for one in timings)
     speed = (prompt - cached) / prefill_s if prefill_s else 0.0
     found = f" ({cached} cached)" if cached else ""
     seconds = [(name[:-2], statistics.fmean(getattr(one, name) for one in timings)) for name in SECONDS]
-    spent = ", ".join(f"{name} {mean:.3f} s" for name, mean in seconds)
+    shown = ", ".join(f"{name} {mean:.3f} s" for name, mean in seconds)
     return [
-        f"{model} on {device}, loaded in {load_s:.2f} s, prompt {count(prompt, 'token')}{found} at {speed:.1f} tok/s",
-        f"{'an answer on average: ' if len(outputs) > 1 else ''}{spent}{_windows(outputs)}",
+        f"prompt {count(prompt, 'token')}{found} at {speed:.1f} tok/s",
+        f"{'an answer on average: ' if len(outputs) > 1 else ''}{shown}{_windows(outputs)}",
     ]
 
 

@@ -1,5 +1,6 @@
 """The real engine over the scripted backend, behind the real command line: `python -m tests.cli.fake_model bench`."""
 
+import re
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -24,6 +25,22 @@ TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content 
 def next_letter(history):
     """Small letters in a ring, whatever came before."""
     return LETTERS + (history[-1] - LETTERS + 1) % 26 if LETTERS <= history[-1] < LETTERS + 26 else LETTERS
+
+
+def recite(answer):
+    """A script that says what `answer` makes of the prompt before the last mark of an assistant."""
+    text = Text(byte_tokenizer())
+
+    def script(history):
+        prompt, _, said = text.decode(history).rpartition("<assistant>")
+        return (*text.encode(answer(prompt)), END)[len(said)]
+
+    return script
+
+
+def retell(prompt):
+    """All messages, each after the first letter of who said it: "u:hello a:hi u:and?"."""
+    return re.sub(r"<(\w)\w*>", r" \1:", prompt).strip()
 
 
 class Careless(FakeBackend):
@@ -97,11 +114,19 @@ BACKENDS = {
 }
 
 
+SCRIPTS = {
+    "silent": lambda history: END,
+    "parrot": recite(retell),
+    "thinker": recite(lambda prompt: "<think>\nhm\n</think>\n\nyes"),
+}
+
+
 def load(name=None, *, require_draft=False, **settings):
     """Some names make it do what a true model might."""
     chosen = Settings(**settings)
-    script = (lambda history: END) if name == "silent" else next_letter
-    limits = fake_limits(rows=chosen.rows, context=4096, page=128, chunk=512, vocab=300, head=name != "headless")
+    script = SCRIPTS.get(name, next_letter)
+    context = chosen.context or 4096
+    limits = fake_limits(rows=chosen.rows, context=context, page=128, chunk=512, vocab=300, head=name != "headless")
     limits = replace(limits, device=f"abacus with {chosen.threads or 2} beads")
     backend = BACKENDS.get(name, FakeBackend)(script, right=(True, True, False), limits=limits)
     template = None if name == "templateless" else ChatTemplate(TEMPLATE, {})

@@ -11,6 +11,7 @@ from headlong.version import __version__
 
 HEAVY = ("torch", "numpy", "rich", "tokenizers", "jinja2", "huggingface_hub")
 LIMIT_S = 0.3
+CHOICES = "give one of generate, chat, serve, bench, tune, check, inspect, or run 'headlong --help'."
 SLACK = 2  # the machine may be busy
 
 
@@ -33,7 +34,8 @@ def test_help_of_generate_gives_the_defaults(command):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["--version"], ["generate", "--help"], ["tune", "--help"], ["inspect", "--help"]]
+    "argv",
+    [["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"], ["tune", "--help"], ["inspect", "--help"]],
 )
 def test_help_is_quick(argv):
     seconds = []
@@ -45,7 +47,8 @@ def test_help_is_quick(argv):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["generate", "--help"], ["generate"], ["tune", "--help"], ["inspect", "--help"]]
+    "argv",
+    [["--help"], ["generate", "--help"], ["generate"], ["chat", "--help"], ["tune", "--help"], ["inspect", "--help"]],
 )
 def test_help_and_mistakes_load_nothing_heavy(argv):
     script = f"""
@@ -61,11 +64,8 @@ sys.stderr.write("LOADED " + " ".join(sorted(set({HEAVY!r}) & set(sys.modules)))
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ([], "no command was given; give one of generate, bench, tune, check, inspect, or run 'headlong --help'."),
-        (
-            ["sing"],
-            "'sing' is not a command; give one of generate, bench, tune, check, inspect, or run 'headlong --help'.",
-        ),
+        ([], f"no command was given; {CHOICES}"),
+        (["sing"], f"'sing' is not a command; {CHOICES}"),
         (["--sing"], "'--sing' is not an option of headlong; run 'headlong --help' for those it has."),
     ],
 )
