@@ -6,7 +6,7 @@ import { round, whole } from "./words.js";
 
 export const MARKS = 8; // positions that parts.css has a mark for
 const RECENT_MS = 1500; // the pace shown is that of the last moment
-const SHOWN_ROUNDS = 64;
+const SHOWN_ROUNDS = 48;
 
 /** Tokens, rounds and time, told by the tokens alone until the server gives its own counts. */
 export class Tally {
@@ -118,7 +118,8 @@ function drafting(speculative) {
 
 function span({ text, position }) {
   if (position === null) return element("span", "", text);
-  const made = element("span", `token p${Math.min(position, MARKS)}`, text);
+  const blank = text.trim() ? "" : " blank";
+  const made = element("span", `token p${Math.min(position, MARKS)}${blank}`, text);
   made.title = position ? `draft ${position}, accepted` : "the model's own";
   return made;
 }

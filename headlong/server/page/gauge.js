@@ -31,8 +31,8 @@ export class Gauge {
   }
 
   draw(tally) {
-    this.speed.textContent = tally.perSecond ? whole(tally.perSecond) : "0";
-    this.length.textContent = tally.perRound ? round(tally.perRound) : "0";
+    this.speed.textContent = tally.perSecond ? whole(tally.perSecond) : "–";
+    this.length.textContent = tally.perRound ? round(tally.perRound) : "–";
     this.rounds.replaceChildren(...tally.recent.filter((positions) => positions.length).map(column));
     this.rows.forEach((row, place) => {
       const share = tally.rounds ? (tally.kept[place] ?? 0) / tally.rounds : 0;

@@ -11,8 +11,8 @@ import { whole } from "./words.js";
 
 const EXAMPLES = [
   "Write a function that counts the words in a file.",
-  "Write a class for a stack with push and pop.",
-  "Explain what a context manager does.",
+  "Write a function that merges two sorted lists.",
+  "Write a function that reads a CSV file and returns its rows as dictionaries.",
 ];
 const TALLEST = 200; // pixels a message grows to before it scrolls
 

@@ -27,8 +27,7 @@ export class Race {
     this.view.classList.add("begun");
     this.contest.hidden = false;
     this.prompt.textContent = text;
-    this.verdict.className = "verdict";
-    this.verdict.replaceChildren();
+    this.show({ kind: "running", headline: "On your marks", detail: "" });
     this.note.textContent = "";
     const lanes = [new Lane("drafted", NAMES[this.kind]), new Lane("plain", "Plain")];
     try {
@@ -63,7 +62,7 @@ export class Race {
         if (piece.kind === "end") end = piece;
         else lane.answer.add(piece);
         if (lane === lanes[0]) gauge.show(lane.tally);
-        later(() => draw(lanes));
+        later(() => this.draw(lanes));
       }
     } catch (error) {
       if (error.name !== "AbortError") lane.refuse(told(error));
@@ -71,22 +70,39 @@ export class Race {
     lane.ended = Boolean(end);
     lane.answer.close(end);
     if (end && lane === lanes[0]) gauge.show(lane.tally);
-    later(() => draw(lanes));
+    later(() => this.draw(lanes));
+  }
+
+  /** Until one lane has ended nobody knows how long the text is: the track grows with the leader. */
+  draw(lanes) {
+    const [drafted, plain] = lanes.map((lane) => lane.tally.tokens);
+    const leader = Math.max(drafted, plain);
+    const known = lanes.some((lane) => lane.ended);
+    const track = known ? leader : Math.max(LEAST_TRACK, leader * LEAD);
+    for (const lane of lanes) lane.draw(track || 1);
+    if (known) return;
+    const ahead = drafted >= plain ? lanes[0].name : lanes[1].name;
+    const ratio = leader / Math.max(1, Math.min(drafted, plain));
+    this.show({ kind: "running", headline: `${ahead} has ${ratio.toFixed(1)}× the tokens so far`, detail: "" });
   }
 
   tell({ temperature, seed, speculative }) {
     const how = temperature > 0 ? `temperature ${temperature}, seed ${seed}` : "greedy";
     this.note.textContent =
       `Both were sent at once (${how}) and share this machine while they run, so each is slower than it would be alone. ` +
-      `${NAMES[this.kind]}: depth ${speculative.depth}. Times are the server's own, from the first round to the last.`;
+      `${NAMES[this.kind]}: depth ${speculative.depth}. Times are the server's, from first round to last; ` +
+      "headlong bench takes them one at a time.";
   }
 
-  announce({ kind, headline, detail, difference }) {
-    later(() => {
-      this.verdict.className = `verdict ${kind}`;
-      this.verdict.replaceChildren(element("strong", "", headline), element("span", "", detail));
-      if (difference) this.verdict.append(...differenceShown(difference));
-    });
+  announce(outcome) {
+    later(() => this.show(outcome));
+    this.page.say(`${outcome.headline}. ${outcome.detail}`);
+  }
+
+  show({ kind, headline, detail, difference }) {
+    this.verdict.className = `verdict ${kind}`;
+    this.verdict.replaceChildren(element("strong", "", headline), element("span", "", detail));
+    if (difference) this.verdict.append(...differenceShown(difference));
   }
 }
 
@@ -126,18 +142,10 @@ class Lane {
     const { tally, bar } = this;
     bar.style.width = `${Math.min(100, (100 * tally.tokens) / track)}%`;
     bar.replaceChildren(...parts(tally));
-    const pace = tally.perSecond ? `${whole(tally.perSecond)} tok/s` : "";
-    this.pace.textContent = this.ended ? `${pace}, ${seconds(tally.seconds)}` : pace;
+    this.pace.textContent = tally.perSecond ? `${whole(tally.perSecond)} tok/s` : "";
+    if (this.ended) this.pace.append(element("span", "time", `, ${seconds(tally.seconds)}`));
     this.pace.classList.toggle("done", this.ended);
   }
-}
-
-/** Until one lane has ended nobody knows how long the text is: the track grows with the leader. */
-function draw(lanes) {
-  const leader = Math.max(...lanes.map((lane) => lane.tally.tokens));
-  const known = lanes.some((lane) => lane.ended);
-  const track = known ? leader : Math.max(LEAST_TRACK, leader * LEAD);
-  for (const lane of lanes) lane.draw(track || 1);
 }
 
 /** A bar's parts by origin, each as long as its share of tokens. */

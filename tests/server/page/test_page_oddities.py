@@ -1,106 +1,17 @@
-"""The page in a real browser: against the real server, and against a stand-in for what that one never does."""
+"""The page against a stand-in: every mark, odd errors, texts that differ, and what it sends."""
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.stand_in import CUT, Refused, StandIn, end, tokens
+from tests.server.page.stand_in import CUT, Refused, StandIn, end, tokens
+from tests.server.page.visitor import DESKTOP, FIGURES, PHONE, VERDICT
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-
-DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-PROMPT = "Write a function that counts the words in a file."
-
-# The least contrast between a text and what lies behind it, over all texts that are seen.
-CONTRAST = (Path(__file__).parent / "contrast.js").read_text("utf-8")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
-def one_stand_in() -> Iterator[StandIn]:
-    server = StandIn()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def stand_in(one_stand_in: StandIn) -> StandIn:
-    one_stand_in.reset()
-    return one_stand_in
-
-
-class Visitor:
-    """Someone at the page; notes what the browser complains of, and whatever it asks of other places."""
-
-    def __init__(self, browser: Any, address: str, **options: Any) -> None:
-        self.context = browser.new_context(**{"viewport": DESKTOP, **options})
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda said: self._heard(said))
-        self.page.on("request", lambda request: self._asked(request.url, address))
-        self.page.goto(address)
-
-    def _heard(self, said: Any) -> None:
-        # Chromium logs every answer that is not a success; those are wanted here.
-        if said.type == "error" and "Failed to load resource" not in said.text:
-            self.complaints.append(said.text)
-
-    def _asked(self, url: str, address: str) -> None:
-        if not url.startswith(address):
-            self.complaints.append(f"asked for {url}")
-
-    def send(self, text: str) -> None:
-        self.page.fill("#message", text)
-        self.page.press("#message", "Enter")
-
-    def race(self, text: str = PROMPT) -> str:
-        """Race, and give the verdict."""
-        self.page.click("#tab-race")
-        self.send(text)
-        self.page.wait_for_selector("#verdict strong")
-        return self.page.inner_text("#verdict")
-
-    def close(self) -> None:
-        self.context.close()
-        assert not self.complaints
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    visitors = []
-
-    def start(address: str, **options: Any) -> Visitor:
-        visitors.append(Visitor(browser, address, **options))
-        return visitors[-1]
-
-    yield start
-    for visitor in visitors:
-        visitor.close()
-
-
-def spans(visitor: Visitor, where: str) -> list[tuple[str, str]]:
-    """The tokens under a place, each as its text and the class of its origin."""
-    script = "found => found.map(one => [one.textContent, one.className.replace('token ', '')])"
-    return [(text, kind) for text, kind in visitor.page.eval_on_selector_all(f"{where} .token", script)]
-
-
-# --- the stand-in ------------------------------------------------------------------------------------------------
+CONTRAST = Path(__file__).with_name("contrast.js").read_text("utf-8")
 
 
 def short_answer(body: dict[str, Any]) -> list[Any]:
@@ -110,9 +21,8 @@ def short_answer(body: dict[str, Any]) -> list[Any]:
 def test_tokens_are_marked_by_origin(visit, stand_in):
     stand_in.reply = short_answer
     visitor = visit(stand_in.address)
-    visitor.send("Hi")
-    visitor.page.wait_for_selector(".figures")
-    assert spans(visitor, ".turn.model") == [("Hel", "p0"), ("lo", "p1"), (" there", "p2"), (".", "p0")]
+    assert visitor.chat("Hi") == "Hello there."
+    assert visitor.tokens(".turn.model") == [("Hel", "p0"), ("lo", "p1"), (" there", "p2"), (".", "p0")]
     assert visitor.page.inner_text(".figures").startswith("4 tokens · 400 a second · 2.00 a round")
     assert visitor.page.inner_text("#speed") == "400"
     shares = visitor.page.eval_on_selector_all("#origins .share", "found => found.map(one => one.textContent)")
@@ -121,7 +31,7 @@ def test_tokens_are_marked_by_origin(visit, stand_in):
 
 def test_marks_differ_in_hue_and_in_line(visit, stand_in):
     page = visit(stand_in.address).page
-    page.wait_for_function("document.querySelectorAll('#origins li').length === 9")
+    page.locator("#origins li").nth(8).wait_for()
     look = """found => found.map(one => getComputedStyle(one)).map(
         style => [style.textDecorationColor, style.textDecorationStyle + style.textDecorationThickness])"""
     marks = page.eval_on_selector_all("#origins .token:not(.p0)", look)
@@ -132,14 +42,12 @@ def test_the_next_turn_brings_the_past(visit, stand_in):
     stand_in.reply = short_answer
     visitor = visit(stand_in.address)
     visitor.page.fill("#system", "Be brief.")
-    for count, text in enumerate(("One", "Two"), 1):
-        visitor.send(text)
-        visitor.page.wait_for_function(f"document.querySelectorAll('.figures').length === {count}")
+    visitor.chat("One")
+    visitor.chat("Two", turns=2)
     said = [(message["role"], message["content"]) for message in stand_in.bodies[-1]["messages"]]
     assert said == [("system", "Be brief."), ("user", "One"), ("assistant", "Hello there."), ("user", "Two")]
     visitor.page.click("#new-chat")
-    visitor.send("Three")
-    visitor.page.wait_for_selector(".figures")
+    visitor.chat("Three")
     assert [message["content"] for message in stand_in.bodies[-1]["messages"]] == ["Be brief.", "Three"]
 
 
@@ -153,8 +61,7 @@ def test_settings_reach_the_body(visit, stand_in):
         page.fill(f"#{name}", value)
     page.select_option("#kind", "mtp")
     page.select_option("#depth", "3")
-    visitor.send("Hi")
-    page.wait_for_selector(".figures")
+    visitor.chat("Hi")
     body = stand_in.bodies[-1]
     asked = {name: body[name] for name in ("temperature", "top_p", "min_p", "top_k", "max_tokens", "seed")}
     assert asked == {"temperature": 0.8, "top_p": 0.9, "min_p": 0.05, "top_k": 40, "max_tokens": 33, "seed": 7}
@@ -167,9 +74,7 @@ def test_markup_of_a_model_stays_text(visit, stand_in):
     markup = "<img src=x onerror=\"document.title='run'\"><b>bold</b>"
     stand_in.reply = lambda body: [tokens((markup, 0), finish="stop"), end(1, 1.0)]
     visitor = visit(stand_in.address)
-    visitor.send(markup)
-    visitor.page.wait_for_selector(".figures")
-    assert visitor.page.inner_text(".turn.model .text") == markup
+    assert visitor.chat(markup) == markup
     assert visitor.page.inner_text(".turn.user .said") == markup
     assert visitor.page.locator("#log img, #log b").count() == 0
     assert visitor.page.title() == "Headlong"
@@ -179,14 +84,12 @@ def test_reasoning_is_folded_apart(visit, stand_in):
     thought = tokens(("I ", 0), ("wonder", 1), part="reasoning_content")
     stand_in.reply = lambda body: [thought, tokens(("Yes.", 0), finish="stop"), end(3, 5.0, (1,))]
     visitor = visit(stand_in.address)
-    visitor.send("Think")
-    visitor.page.wait_for_selector(".figures")
+    visitor.chat("Think")
     assert not visitor.page.is_visible(".thoughts .text")
     visitor.page.click(".thoughts summary")
     assert visitor.page.inner_text(".thoughts .text") == "I wonder"
     assert visitor.page.inner_text(".turn.model > .text") == "Yes."
-    visitor.send("Again")
-    visitor.page.wait_for_function("document.querySelectorAll('.figures').length === 2")
+    visitor.chat("Again", turns=2)
     assert stand_in.bodies[-1]["messages"][1]["content"] == "Yes."
 
 
@@ -213,7 +116,7 @@ def test_errors_are_sentences(visit, stand_in, reply, sentence):
     assert visitor.page.inner_text(".turn .error") == sentence
     stand_in.reply = short_answer
     visitor.page.click(".turn button")
-    visitor.page.wait_for_selector(".figures")
+    visitor.page.wait_for_selector(FIGURES)
     assert [message["content"] for message in stand_in.bodies[-1]["messages"]] == ["Hi"]
     assert visitor.page.locator(".error").count() == 0
 
@@ -221,7 +124,7 @@ def test_errors_are_sentences(visit, stand_in, reply, sentence):
 def test_a_server_that_is_gone_is_a_sentence(visit):
     gone = StandIn()
     visitor = visit(gone.address)
-    visitor.page.wait_for_function("document.querySelector('#model').textContent.includes('stand-in')")
+    visitor.page.locator("#model", has_text="stand-in").wait_for()
     gone.shutdown()
     gone.server_close()
     visitor.send("Hi")
@@ -242,7 +145,7 @@ def test_stop_hangs_up(visit, stand_in, how):
     visitor.send("Go on")
     visitor.page.wait_for_selector(".turn.model .token")
     visitor.page.click("#stop") if how == "button" else visitor.page.keyboard.press("Escape")
-    visitor.page.wait_for_selector(".figures")
+    visitor.page.wait_for_selector(FIGURES)
     assert visitor.page.inner_text(".figures").endswith("stopped")
     assert visitor.page.is_visible("#send")
     for _ in range(100):
@@ -250,23 +153,6 @@ def test_stop_hangs_up(visit, stand_in, how):
             break
         visitor.page.wait_for_timeout(50)
     assert stand_in.hung_up
-
-
-def test_a_key_is_asked_for_once(visit, stand_in):
-    stand_in.key, stand_in.reply = "secret", short_answer
-    visitor = visit(stand_in.address)
-    visitor.page.wait_for_selector("#key-form", state="visible")
-    visitor.page.fill("#key", "wrong")
-    visitor.page.press("#key", "Enter")
-    visitor.page.wait_for_function("document.querySelector('#key-why').textContent.includes('did not accept')")
-    visitor.page.fill("#key", "secret")
-    visitor.page.press("#key", "Enter")
-    visitor.page.wait_for_selector("#key-form", state="hidden")
-    visitor.race()
-    assert "stand-in" in visitor.page.inner_text("#model")
-    visitor.page.reload()
-    visitor.page.wait_for_function("document.querySelector('#model').textContent.includes('stand-in')")
-    assert visitor.page.is_hidden("#key-form")
 
 
 def lanes(plain: str) -> Any:
@@ -313,7 +199,7 @@ def test_a_stopped_race_claims_nothing(visit, stand_in):
     visitor.send("Go on")
     visitor.page.wait_for_selector("#plain-lane .token")
     visitor.page.keyboard.press("Escape")
-    visitor.page.wait_for_selector("#verdict strong")
+    visitor.page.wait_for_selector(VERDICT)
     verdict = visitor.page.inner_text("#verdict")
     assert "Stopped before the end" in verdict
     assert "As far as both had come, the texts agree." in verdict
@@ -341,7 +227,7 @@ def test_the_page_works_by_keyboard(visit, stand_in):
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("two")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".figures")
+    page.wait_for_selector(FIGURES)
     assert stand_in.bodies[-1]["messages"][-1]["content"] == "One\ntwo"
     page.focus("#tab-chat")
     page.keyboard.press("ArrowRight")
@@ -363,7 +249,7 @@ def test_texts_stand_out(visit, stand_in, scheme, size):
     stand_in.reply = lambda body: marked
     visitor = visit(stand_in.address, color_scheme=scheme, viewport=size)
     visitor.send("Hi")
-    visitor.page.wait_for_selector(".figures")
+    visitor.page.wait_for_selector(FIGURES)
     assert visitor.page.evaluate(CONTRAST) >= 4.5
     visitor.race()
     assert visitor.page.evaluate(CONTRAST) >= 4.5
@@ -377,20 +263,14 @@ def test_a_phone_shows_all_of_it(visit, stand_in):
     stand_in.reply = lambda body: long
     visitor = visit(stand_in.address, viewport=PHONE, has_touch=True)
     page = visitor.page
-
-    def fits() -> bool:
-        boxes = page.locator("html, body, main, #settings")
-        return bool(boxes.evaluate_all("found => found.every(one => one.scrollWidth <= one.clientWidth)"))
-
-    assert fits()
-    visitor.send("z" * 300)
-    page.wait_for_selector(".figures")
-    assert fits()
+    assert visitor.fits()
+    visitor.chat("z" * 300)
+    assert visitor.fits()
     visitor.race("z" * 300)
-    assert fits()
+    assert visitor.fits()
     page.click("#open-settings")
     assert page.is_visible("#temperature")
-    assert fits()
+    assert visitor.fits()
     page.keyboard.press("Escape")
     assert page.is_hidden("#temperature")
     page.click("#tab-chat")

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "headlong" / "server" / "page"
+PAGE = Path(__file__).parents[3] / "headlong" / "server" / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 CUT = "cut"  # among chunks: the connection closes here
 ABOUT = {"max_depth": 8, "drafts": True, "reason": "", "context": 2048, "version": "0"}
@@ -64,7 +64,6 @@ class StandIn(ThreadingHTTPServer):
         Thread(target=self.serve_forever, daemon=True).start()
 
     def reset(self) -> None:
-        self.key = ""
         self.bodies: list[dict[str, Any]] = []
         self.hung_up = False  # whether a client went away in the middle
         self.reply: Callable[[dict[str, Any]], Reply] = lambda body: []
@@ -81,8 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            if self.allowed():
-                self.send(200, json.dumps({"data": [{"id": "stand-in", "headlong": ABOUT}]}), "application/json")
+            self.send(200, json.dumps({"data": [{"id": "stand-in", "headlong": ABOUT}]}), "application/json")
             return
         path = PAGE / ("index.html" if self.path == "/" else Path(self.path).name)
         if path.is_file():
@@ -92,8 +90,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if not self.allowed():
-            return
         self.server.bodies.append(body)
         reply = self.server.reply(body)
         if isinstance(reply, Refused):
@@ -117,13 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
     def write(self, data: str) -> None:
         self.wfile.write(f"data: {data}\n\n".encode())
         self.wfile.flush()
-
-    def allowed(self) -> bool:
-        if not self.server.key or self.headers.get("Authorization") == f"Bearer {self.server.key}":
-            return True
-        error = {"error": {"message": "the API key is missing or wrong.", "type": "authentication_error"}}
-        self.send(401, json.dumps(error), "application/json")
-        return False
 
     def send(self, status: int, body: str, kind: str, headers: dict[str, str] | None = None) -> None:
         data = body.encode()
