@@ -1,6 +1,7 @@
 """One engine behind a server: who may come in, and what runs for them."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -12,11 +13,14 @@ from typing import Self
 
 from headlong.engine.engine import Engine
 from headlong.engine.request import Emitted
+from headlong.errors import UserError
 from headlong.server.asked import Asked, Ready, make_ready
 from headlong.server.events import Event, Finish
 from headlong.server.metrics import Metrics
 from headlong.server.refusal import Refusal, stopping, too_many
 from headlong.server.serving import Serving
+
+OUR_GRAMMAR = re.compile(r"the Lark grammar does not compile \((.*)\); ")
 
 
 @dataclass
@@ -100,8 +104,20 @@ class Service:
 
     async def start(self, ready: Ready, visit: Visit) -> AsyncGenerator[Event]:
         """The events of all answers of a request, which the engine has accepted; it is queued with the first step."""
-        rounds = await asyncio.to_thread(self.engine.rounds_async, ready.prompts, **ready.options)
+        try:
+            rounds = await asyncio.to_thread(self.engine.rounds_async, ready.prompts, **ready.options)
+        except UserError as error:
+            raise _about_schemas(error) from error
         return _events(rounds, ready, visit, self.metrics)
+
+
+def _about_schemas(error: UserError) -> Exception:
+    """Clients give schemas; the grammar that was made of them is ours, and means nothing to them."""
+    found = OUR_GRAMMAR.match(str(error))
+    if found is None:
+        return error
+    message = f"a schema of the answer or of a tool cannot be used ({found[1]}); leave out what is not supported."
+    return Refusal(HTTPStatus.BAD_REQUEST, message, code="schema")
 
 
 async def _events(

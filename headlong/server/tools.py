@@ -61,7 +61,7 @@ class Tools:
         if found is None:
             return None
         name, inside = found.groups()
-        schemas = next((_properties(tool.parameters) for tool in self.known if tool.name == name), {})
+        schemas = next((properties_of(tool.parameters) for tool in self.known if tool.name == name), {})
         return name, {key: _typed(value, schemas.get(key, {})) for key, value in PARAMETER.findall(inside)}
 
 
@@ -76,7 +76,7 @@ def _parse_json(text: str) -> tuple[str, dict[str, Any]] | None:
     return (call["name"], arguments) if isinstance(arguments, dict) else None
 
 
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
@@ -91,9 +91,15 @@ def _typed(value: str, schema: Any) -> Any:
         return value
 
 
-def is_text(schema: Mapping[str, Any]) -> bool:
+def choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """The only values there are, where a schema names them."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return schema.get("type") == "string" or (bool(values) and all(isinstance(value, str) for value in values))
+    return values if isinstance(values, list) else []
+
+
+def is_text(schema: Mapping[str, Any]) -> bool:
+    values = choices_of(schema)
+    return all(isinstance(value, str) for value in values) if values else schema.get("type") == "string"
 
 
 def new_call_id() -> str:

@@ -13,11 +13,16 @@ import pytest
 import uvicorn
 
 import headlong
+from headlong.backends.fake import FakeBackend, fake_limits
 from headlong.engine.engine import Engine
+from headlong.engine.template import ChatTemplate
+from headlong.engine.text import Text
 from headlong.server.app import make_app
 from headlong.server.run import address, bind
 from headlong.server.service import Service
 from headlong.server.serving import Serving
+from headlong.settings import Settings
+from tests.engine.conftest import END, byte_tokenizer
 
 PATIENCE = 60  # seconds after which a test gives up on what should come soon
 
@@ -87,3 +92,39 @@ def serve(engine: Engine) -> Iterator[Callable[..., Running]]:
     """A server with limits of its own, over the same engine."""
     with contextlib.ExitStack() as stack:
         yield lambda **serving: stack.enter_context(running(engine, **serving))
+
+
+QWEN_LIKE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif -%}
+{%- for message in messages %}<{{ message.role }}>{{ message.content }}
+{%- for call in message.tool_calls or [] %}<function={{ call.function.name }}>
+    {{- call.function.arguments | tojson }}{% endfor %}
+{%- endfor %}{% if thinking %}<assistant><think>
+{% else %}<assistant>{% endif %}"""
+SPOKEN, THINKS = "<assistant>", "<think>\n"
+
+
+def speaks(answer: str, *, right: tuple[bool, ...] = (True,), template: str = QWEN_LIKE, rows: int = 4) -> Engine:
+    """An engine that answers every conversation with the same text, one token a byte, in rounds of several."""
+    text = Text(byte_tokenizer(), ChatTemplate(template, {}))
+    end, marks, said = text.encode(END)[0], text.encode(SPOKEN), text.encode(answer)
+
+    def script(history: tuple[int, ...]) -> int:
+        begins = max(at for at in range(len(history)) if list(history[at : at + len(marks)]) == marks) + len(marks)
+        opened = not answer.startswith(THINKS) and text.decode(history[begins:]).startswith(THINKS)
+        place = len(history) - begins - len(THINKS) * opened
+        return said[place] if place < len(said) else end
+
+    limits = fake_limits(rows=rows, context=4096, page=64, chunk=64, vocab=300)
+    return Engine(FakeBackend(script, right=right, limits=limits), text, "spoken", (end,), Settings(queue=16))
+
+
+@pytest.fixture
+def spoken() -> Iterator[Callable[..., Running]]:
+    """A server whose model says what it is told."""
+    with contextlib.ExitStack() as stack:
+
+        def make(answer: str, serving: dict[str, object] | None = None, **options: object) -> Running:
+            engine = stack.enter_context(speaks(answer, **options))
+            return stack.enter_context(running(engine, **(serving or {})))
+
+        yield make
