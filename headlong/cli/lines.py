@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headlong.cli.prompts import decode
 from headlong.errors import UserError
@@ -31,6 +32,7 @@ class Lines:
         self.typed = sys.stdin is not None and sys.stdin.isatty()
         self.on_screen = self.typed and sys.stdout.isatty()
         self._remember = _open_history(commands) if self.on_screen else lambda: None
+        self._modes = _terminal_modes() if self.on_screen else []
 
     def read(self) -> Said | None:
         """The next one; None at the end of the input."""
@@ -52,15 +54,15 @@ class Lines:
         if not self.on_screen:
             yield
             return
-        import termios
+        import termios  # not on every system
 
-        before = termios.tcgetattr(sys.stdin)
-        quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+        *others, local, input_speed, output_speed, keys = self._modes
         try:
+            quiet = [*others, local & ~termios.ECHO, input_speed, output_speed, keys]
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
             yield
         finally:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._modes)
 
     def _quoted(self, text: str) -> str:
         while not text.rstrip().endswith(QUOTES):
@@ -82,6 +84,12 @@ class Lines:
             raise UserError(f"what was typed is not UTF-8 (byte {error.start}); type it again.") from error
         self._remember()
         return decode(typed.encode(errors="surrogateescape"), "what was typed")
+
+
+def _terminal_modes() -> list[Any]:
+    import termios  # not on every system
+
+    return termios.tcgetattr(sys.stdin)
 
 
 def _open_history(commands: Sequence[str]) -> Callable[[], None]:

@@ -57,8 +57,7 @@ class Session:
         self._tell_figures(output, self.options["depth"])
         if self.loudness >= 0:
             self._tell_end(output)
-        if stopped and not self.typed:
-            raise KeyboardInterrupt  # nobody could say more
+        self._leave_if_stopped(output)
 
     def race(self) -> None:
         """Answer the last question plain and with drafts, and compare; the conversation stays as it is."""
@@ -76,8 +75,9 @@ class Session:
             options = self.options | own | {"seed": seed}
             output, _ = self._run(prompt, options)
             self._tell_figures(output, options["depth"])
-            if output.finish_reason == "cancelled":
-                raise UserError("the race was stopped, so there is nothing to compare; /race runs it again.")
+            self._leave_if_stopped(output)
+            if output.finish_reason in ("cancelled", "deadline"):
+                raise UserError("the race was cut short, so there is nothing to compare; /race runs it again.")
             outputs.append(output)
         self.tell(summary.verdict(*outputs))
 
@@ -94,6 +94,11 @@ class Session:
         [output] = drive(self.engine, requests, view, insist=not self.typed)
         refuse_faults([output], traced=self.loudness > 0)
         return output, view
+
+    def _leave_if_stopped(self, output: Output) -> None:
+        """Where nobody types, nobody could say more after a Ctrl-C."""
+        if output.finish_reason == "cancelled" and not self.typed:
+            raise KeyboardInterrupt
 
     # --- what it came to -----------------------------------------------------------------------------------------
 

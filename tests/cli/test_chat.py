@@ -336,6 +336,12 @@ def test_a_race_says_where_texts_differ(chat):
     assert re.search(r"times as fast with drafts, but the texts differ from character 3 on\n$", ran.err)
 
 
+def test_a_race_that_is_cut_short_compares_nothing(chat):
+    ran = chat("one", "/race", model="slow", argv=["--deadline", "0.05", "-n", "2000"])
+    assert ran.code == 2
+    assert ran.err.endswith("headlong: the race was cut short, so there is nothing to compare; /race runs it again.\n")
+
+
 def test_there_is_no_race_without_drafts(chat):
     ran = chat("one", "/race", argv=["--no-mtp"])
     assert ran.code == 2

@@ -146,7 +146,7 @@ def test_ctrl_c_ends_a_race(open_chat):
         terminal.type("/max 4000\n/race\n")
         terminal.wait_for("plain:\nabcdefghij")
         terminal.type(CTRL_C)
-        terminal.wait_for("the race was stopped, so there is nothing to compare; /race runs it again.\n> ")
+        terminal.wait_for("the race was cut short, so there is nothing to compare; /race runs it again.\n> ")
 
 
 def test_ctrl_c_between_quotes_gives_the_message_up(open_chat):
