@@ -47,7 +47,7 @@ export async function* stream(body, key, signal) {
     method: "POST",
     headers: headers(key),
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true, include_origins: true } }),
-
+    signal,
   });
   const end = { kind: "end", finish: null, usage: null, speculative: null, timings: null };
   let done = false;
