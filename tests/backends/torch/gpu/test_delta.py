@@ -15,6 +15,7 @@ SHAPES = {"ratio2": (2, 1, 8, 24, 4), "odd": (2, 2, 7, 17, 2)}
 LARGE = (48, 16, 128, 128, 4)
 STALE = 1e4  # what rejected tokens left behind
 TENSORS = ("states", "waiting", "inputs")
+PARAMETERS = ("conv", "decay", "dt_bias", "norm")
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def windows_of(rows, widths, counts, device):
 
 
 def on_cpu(layer):
-    return replace(layer, **{name: getattr(layer, name).cpu() for name in ("conv", "decay", "dt_bias", "norm")})
+    return replace(layer, **{name: getattr(layer, name).cpu() for name in PARAMETERS})
 
 
 def assert_near(found, wanted, tolerance=1e-5):
@@ -137,6 +138,25 @@ def test_projections_may_be_columns_of_a_wider_tensor(layer, normal):
     wide[:, 3:-2] = projected
     runs = [run(layer, make_memory(layer, 2), x, [1, 0], [3, 1], [0, 0]) for x in (projected, wide[:, 3:-2])]
     assert torch.equal(*runs)
+
+
+def test_no_drift(normal, device):
+    """Against float64, over 10,000 tokens where a GPU makes them quick; one head hardly forgets."""
+    layer = make_layer(normal, device, (2, 1, 4, 4, 2))
+    layer.decay.copy_(torch.tensor([-0.0005, -0.1]))
+    exact = replace(on_cpu(layer), **{name: getattr(on_cpu(layer), name).double() for name in PARAMETERS})
+    memory, wanted = make_memory(layer, 1), make_memory(exact, 1)
+    wanted = Memory(*(getattr(wanted, name).double() for name in TENSORS))
+    count = 0
+    for _ in range((10_000 if device.type == "cuda" else 50) // MAX_WIDTH):
+        projected = inputs_for(layer, normal, MAX_WIDTH)
+        found = run(layer, memory, projected, [0], [MAX_WIDTH], [count])
+        places = windows_of([0], [MAX_WIDTH], [count], exact.conv.device)
+        reference = _window_reference(exact, wanted, projected.cpu().double(), *places)
+        count = MAX_WIDTH
+    assert_near(found, reference, 2e-5)
+    for head in range(2):
+        assert_near(memory.states[0, head], wanted.states[0, head], 2e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
