@@ -7,10 +7,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from headlong.server.anthropic.messages import MessageWriter
+from headlong.server.anthropic.schema import CountBody, MessagesBody
 from headlong.server.openai.chat import ChatWriter
 from headlong.server.openai.chat_schema import ChatBody
 from headlong.server.openai.completions import CompletionWriter
 from headlong.server.openai.completions_schema import CompletionBody
+from headlong.server.openai.responses import ResponseWriter
+from headlong.server.openai.responses_schema import ResponsesBody
 from headlong.server.refusal import stopping
 from headlong.server.respond import answer, respond
 from headlong.server.service import Service
@@ -58,6 +62,29 @@ async def completions(request: Request) -> Response:
     name = service.check_model(body.model)
     writer = CompletionWriter(name, service.engine.text, len(body.prompts), asked.answers, body.told)
     return await respond(request, asked, writer, bool(body.stream))
+
+
+async def responses(request: Request) -> Response:
+    service = service_of(request)
+    body = await read(request, ResponsesBody)
+    writer = ResponseWriter(service.check_model(body.model), body)
+    return await respond(request, body.asked(), writer, bool(body.stream))
+
+
+async def messages(request: Request) -> Response:
+    service = service_of(request)
+    body = await read(request, MessagesBody)
+    writer = MessageWriter(service.check_model(body.model))
+    return await respond(request, body.asked(), writer, bool(body.stream))
+
+
+async def count_tokens(request: Request) -> Response:
+    service = service_of(request)
+    body = await read(request, CountBody)
+    service.check_model(body.model)
+    with service.enter(body.asked()):
+        ready = await service.make_ready(body.asked())
+    return answer({"input_tokens": len(ready.prompts[0])})
 
 
 async def models(request: Request) -> Response:
@@ -108,6 +135,9 @@ async def metrics(request: Request) -> Response:
 ENDPOINTS = (
     Endpoint("/v1/chat/completions", chat_completions, "Go on with a conversation (OpenAI).", ChatBody, streams=True),
     Endpoint("/v1/completions", completions, "Go on with a text (OpenAI).", CompletionBody, streams=True),
+    Endpoint("/v1/responses", responses, "Go on with a conversation (OpenAI).", ResponsesBody, streams=True),
+    Endpoint("/v1/messages", messages, "Go on with a conversation (Anthropic).", MessagesBody, streams=True),
+    Endpoint("/v1/messages/count_tokens", count_tokens, "The tokens of a conversation (Anthropic).", CountBody),
     Endpoint("/v1/models", models, "The model that is served."),
     Endpoint("/v1/models/{name:path}", model, "The model that is served, by its name."),
     Endpoint("/health", health, "Whether the process runs."),

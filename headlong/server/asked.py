@@ -7,12 +7,14 @@ from typing import Any
 from headlong.engine import channels
 from headlong.engine.engine import Engine
 from headlong.engine.intake import longest_answer
+from headlong.engine.template import ChatTemplate
 from headlong.errors import UserError
 from headlong.server.grammar import constraint_of
 from headlong.server.reader import Reader
 from headlong.server.serving import Serving
 from headlong.server.tools import CALL_CLOSE, XML_MARK, Message, Tools, told_in_words
 
+THINKING = "enable_thinking"  # what templates call it
 RESERVED = {"messages", "add_generation_prompt", "tools"}  # of a template's names: not for clients to give
 
 
@@ -25,6 +27,8 @@ class Asked:
     tools: Tools | None = None
     schema: Mapping[str, Any] | None = None  # the answer must be JSON that fits it
     template: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
+    thinking: bool | None = None  # whether the model is to reason first; None: as it likes
+    prefill: str = ""  # the beginning of the answer, which it goes on with
     max_tokens: int | None = None  # None: as many as there is room for
     options: Mapping[str, Any] = field(default_factory=dict)  # others of the engine's, where they were given
     user: str = ""
@@ -55,8 +59,7 @@ def make_ready(asked: Asked, engine: Engine, serving: Serving) -> Ready:
         prompts = [engine.text.encode(one) if isinstance(one, str) else list(one) for one in asked.prompts]
         return _sized(asked, Ready(prompts, dict(asked.options)), engine, serving)
     rendered, tools = render(asked, engine)
-    thinks = rendered.rstrip().endswith(channels.OPENS)
-    options = {**asked.options, **constraint_of(asked.schema, tools, thinks, engine.text)}
+    options = {**asked.options, **constraint_of(asked.schema, tools, _thinks(rendered), engine.text)}
     if tools and not tools.parallel:
         options["stop"] = [*options.get("stop", ()), CALL_CLOSE]
     ready = Ready([engine.text.encode_rendered(rendered)], options, rendered, tools)
@@ -65,16 +68,32 @@ def make_ready(asked: Asked, engine: Engine, serving: Serving) -> Ready:
 
 def render(asked: Asked, engine: Engine) -> tuple[str, Tools | None]:
     """The prompt of a conversation, and its tools as this model takes them."""
-    template, tools = engine.text.chat_template, asked.tools
+    template, tools, messages = engine.text.chat_template, asked.tools, asked.messages or ()
+    variables = _variables(asked, template)
+    known = tools.known if tools else ()
+    if "tools" not in template.names:
+        messages = told_in_words(messages, known)
+    elif known:
+        variables["tools"] = [tool.told() for tool in known]
+    rendered = template.render(messages, variables)
+    if asked.prefill and _thinks(rendered):
+        raise UserError("the answer was begun, and this model reasons before it answers; leave the last message out.")
+    return rendered + asked.prefill, tools and replace(tools, as_xml=XML_MARK in template.source)
+
+
+def _variables(asked: Asked, template: ChatTemplate) -> dict[str, Any]:
     strange = sorted(set(asked.template) - (template.names - RESERVED))
     if strange:
         raise UserError(f"the model's chat template does not ask for {', '.join(strange)}; leave that out.")
-    known = tools.known if tools else ()
-    if "tools" not in template.names:
-        return template.render(told_in_words(asked.messages or (), known), asked.template), tools
-    variables = {**asked.template, **({"tools": [tool.told() for tool in known]} if known else {})}
-    rendered = template.render(asked.messages or (), variables)
-    return rendered, tools and replace(tools, as_xml=XML_MARK in template.source)
+    if asked.thinking and THINKING not in template.names:
+        raise UserError("this model's chat template cannot turn reasoning on; leave thinking out.")
+    chosen = {} if asked.thinking is None or THINKING not in template.names else {THINKING: asked.thinking}
+    return {**chosen, **asked.template}
+
+
+def _thinks(rendered: str) -> bool:
+    """Whether a prompt has opened the model's reasoning."""
+    return rendered.rstrip().endswith(channels.OPENS)
 
 
 def _sized(asked: Asked, ready: Ready, engine: Engine, serving: Serving) -> Ready:

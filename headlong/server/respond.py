@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Writer(Protocol):
     """How one API tells of the events of a request."""
 
-    def begin(self) -> Iterable[bytes]: ...
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]: ...
 
     def write(self, event: Event) -> Iterable[bytes]: ...
 
@@ -88,7 +88,7 @@ async def _all(events: AsyncGenerator[Event]) -> list[Event]:
 async def _stream(events: AsyncGenerator[Event], writer: Writer, visit: Visit) -> AsyncGenerator[bytes]:
     async with aclosing(events):
         try:
-            for chunk in writer.begin():
+            for chunk in writer.begin(visit.prompt_tokens):
                 yield chunk
             async for event in events:
                 for chunk in writer.write(event):

@@ -108,6 +108,7 @@ class Service:
             rounds = await asyncio.to_thread(self.engine.rounds_async, ready.prompts, **ready.options)
         except UserError as error:
             raise _about_schemas(error) from error
+        visit.prompt_tokens = sum(map(len, ready.prompts))
         return _events(rounds, ready, visit, self.metrics)
 
 
@@ -124,7 +125,6 @@ async def _events(
     rounds: AsyncGenerator[list[Emitted]], ready: Ready, visit: Visit, metrics: Metrics
 ) -> AsyncGenerator[Event]:
     readers = ready.readers()
-    visit.prompt_tokens = sum(map(len, ready.prompts))
     async with aclosing(rounds):
         async for emitted in rounds:
             for choice, ours in groupby(emitted, lambda one: one.index):

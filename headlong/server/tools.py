@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headlong.server.refusal import Refusal
+
+NAME = r"^[a-zA-Z0-9_.:-]{1,64}$"  # of a tool
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 XML_MARK = "<function="  # in templates of models that write calls as XML
 FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
@@ -100,6 +103,17 @@ def choices_of(schema: Mapping[str, Any]) -> list[Any]:
 def is_text(schema: Mapping[str, Any]) -> bool:
     values = choices_of(schema)
     return all(isinstance(value, str) for value in values) if values else schema.get("type") == "string"
+
+
+def chosen_tools(tools: list[Tool], choice: str, named: str | None, parallel: bool) -> Tools | None:
+    """The tools of a request, however its API said which to use; None if none may be."""
+    names = [tool.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Refusal(400, f"two tools are called {twice!r}; give each a name of its own.", "tools")
+    if named is not None and named not in names:
+        raise Refusal(400, f"tool_choice names {named!r}; the tools are {', '.join(names)}.", "tool_choice")
+    return None if choice == "none" else Tools(tuple(tools), choice, named, parallel)
 
 
 def new_call_id() -> str:

@@ -31,7 +31,7 @@ class ChatWriter:
 
     # --- as chunks -----------------------------------------------------------------------------------------------
 
-    def begin(self) -> Iterable[bytes]:
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         for choice in range(self._answers):
             yield self._chunk(choice, {"role": "assistant", "content": ""})
 

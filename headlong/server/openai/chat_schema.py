@@ -8,10 +8,9 @@ from pydantic import ConfigDict, Field, JsonValue
 from headlong.server.asked import Asked
 from headlong.server.openai.common import Content, Prediction, Sampled, text_of
 from headlong.server.refusal import Refusal
-from headlong.server.tools import Message, Tool, Tools
+from headlong.server.tools import NAME, Message, Tool, Tools, chosen_tools
 from headlong.server.wire import Wire
 
-NAME = r"^[a-zA-Z0-9_.:-]{1,64}$"  # of a tool
 ANY_OBJECT = {"type": "object"}
 
 
@@ -169,17 +168,6 @@ class ChatBody(Sampled):
 
 def tool_of(function: Function) -> Tool:
     return Tool(function.name, function.description or "", function.parameters or ANY_OBJECT, bool(function.strict))
-
-
-def chosen_tools(tools: list[Tool], choice: str, named: str | None, parallel: bool) -> Tools | None:
-    """The tools of a request, however its API said which to use; None if none may be."""
-    names = [tool.name for tool in tools]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise Refusal(400, f"two tools are called {twice!r}; give each a name of its own.", "tools")
-    if named is not None and named not in names:
-        raise Refusal(400, f"tool_choice names {named!r}; the tools are {', '.join(names)}.", "tool_choice")
-    return None if choice == "none" else Tools(tuple(tools), choice, named, parallel)
 
 
 def message_of(turn: Turn) -> Message:

@@ -29,7 +29,7 @@ class CompletionWriter:
         self._finishes: list[Finish] = []
         self._told_characters = [0] * answers
 
-    def begin(self) -> Iterable[bytes]:
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
 
     def write(self, event: Event) -> Iterable[bytes]:

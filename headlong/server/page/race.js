@@ -30,10 +30,12 @@ export class Race {
     this.show({ kind: "running", headline: "On your marks", detail: "" });
     this.note.textContent = "";
     const lanes = [new Lane("drafted", NAMES[this.kind]), new Lane("plain", "Plain")];
+    const draw = () => this.draw(lanes);
+    draw();
     try {
       const bodies = this.bodies(text);
       this.tell(bodies[0]);
-      await Promise.all(lanes.map((lane, place) => this.run(lane, bodies[place], lanes, signal)));
+      await Promise.all(lanes.map((lane, place) => this.run(lane, bodies[place], draw, signal)));
       this.announce(judge(...lanes));
     } catch (error) {
       this.announce({ kind: "open", headline: "No result", detail: told(error) });
@@ -54,36 +56,38 @@ export class Race {
     return [{ ...shared, speculative }, { ...shared, speculative: { kind: "none" } }];
   }
 
-  async run(lane, body, lanes, signal) {
+  async run(lane, body, draw, signal) {
     const { ask, gauge } = this.page;
+    const gauged = body.speculative.kind !== "none";
     let end = null;
     try {
       for await (const piece of ask(body, signal)) {
         if (piece.kind === "end") end = piece;
         else lane.answer.add(piece);
-        if (lane === lanes[0]) gauge.show(lane.tally);
-        later(() => this.draw(lanes));
+        if (gauged) gauge.show(lane.tally);
+        later(draw);
       }
     } catch (error) {
       if (error.name !== "AbortError") lane.refuse(told(error));
     }
     lane.ended = Boolean(end);
     lane.answer.close(end);
-    if (end && lane === lanes[0]) gauge.show(lane.tally);
-    later(() => this.draw(lanes));
+    if (end && gauged) gauge.show(lane.tally);
+    later(draw);
   }
 
   /** Until one lane has ended nobody knows how long the text is: the track grows with the leader. */
   draw(lanes) {
-    const [drafted, plain] = lanes.map((lane) => lane.tally.tokens);
-    const leader = Math.max(drafted, plain);
-    const known = lanes.some((lane) => lane.ended);
-    const track = known ? leader : Math.max(LEAST_TRACK, leader * LEAD);
-    for (const lane of lanes) lane.draw(track || 1);
-    if (known) return;
-    const ahead = drafted >= plain ? lanes[0].name : lanes[1].name;
-    const ratio = leader / Math.max(1, Math.min(drafted, plain));
-    this.show({ kind: "running", headline: `${ahead} has ${ratio.toFixed(1)}× the tokens so far`, detail: "" });
+    const [leader, other] = lanes.toSorted((one, two) => two.tally.tokens - one.tally.tokens);
+    const [first, second] = [leader.tally.tokens, other.tally.tokens];
+    const track = leader.ended ? first : Math.max(LEAST_TRACK, first * LEAD);
+    for (const lane of lanes) lane.draw(track);
+    if (!second || other.ended) return;
+    const ratio = (first / second).toFixed(1);
+    const headline = leader.ended
+      ? `${leader.name} is done, ${other.name} still writes`
+      : `${leader.name} has ${ratio}× the tokens so far`;
+    this.show({ kind: "running", headline, detail: "" });
   }
 
   tell({ temperature, seed, speculative }) {
