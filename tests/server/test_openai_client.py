@@ -35,10 +35,12 @@ def test_models(client, server):
 
 
 def test_chat(client, server):
-    asked = {"model": server.engine.name, "messages": ASK, "max_completion_tokens": 200, "stop": "return"}
+    asked = {"model": server.engine.name, "messages": ASK, "max_completion_tokens": 40}
     whole = client.chat.completions.create(**asked)
     with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
-        folded = stream.get_final_completion()
+        for _ in stream:
+            pass
+        folded = stream.current_completion_snapshot
     assert folded.choices[0].message.content == whole.choices[0].message.content
     assert folded.choices[0].finish_reason == whole.choices[0].finish_reason
     assert folded.usage.completion_tokens == whole.usage.completion_tokens
