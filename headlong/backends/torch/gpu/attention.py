@@ -134,7 +134,6 @@ def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets,
             WINDOW: tl.constexpr, SPLIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
             COLUMNS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Neighbouring splits of one tile: parts [N, A, splits, D], tops and sums [N, A, splits]."""
-    follow(EARLY)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     # Tiles of a row come first: they read the same keys at the same time.
     tile, kv, b = tl.program_id(0), tl.program_id(2) % KV_HEADS, tl.program_id(2) // KV_HEADS
@@ -148,6 +147,7 @@ def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets,
     last = _last(positions, write_pages, table, first, width, room, PAGE, WINDOW)
     position = tl.minimum(tl.load(positions + token, mask=real, other=0), last).to(tl.int32)
     mask = real[:, None] & (column < DIM)[None, :]
+    follow(EARLY)  # places were there when the pass began
     queries = tl.load(q + (token * q_stride + head * DIM)[:, None] + column[None, :], mask=mask, other=0.0)
     end = tl.max(position, 0) + 1
     share = tl.cdiv(tl.cdiv(end, SPLIT), tl.num_programs(1)) * SPLIT
@@ -178,7 +178,6 @@ def _combine(out, parts, tops, sums, positions, write_pages, offsets, tables, ta
              CHUNK: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Some columns of one head of one token: out [N, A, D]."""
     make_way(EARLY)
-    follow(EARLY)
     b, step = tl.program_id(0) // wide, tl.program_id(0) % wide
     first = tl.load(offsets + b)
     width = tl.load(offsets + b + 1) - first
@@ -187,6 +186,7 @@ def _combine(out, parts, tops, sums, positions, write_pages, offsets, tables, ta
     table = tables + b.to(tl.int64) * table_stride
     last = _last(positions, write_pages, table, first, width, room, PAGE, WINDOW)
     count = (tl.minimum(tl.load(positions + first + step), last) // SPLIT + 1).to(tl.int32)
+    follow(EARLY)  # places were there when the pass began
     line, column = (first + step) * HEADS + tl.program_id(1), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     top, total, mixed = float("-inf"), 0.0, tl.zeros((COLUMNS,), tl.float32)
     for start in range(0, count, CHUNK):

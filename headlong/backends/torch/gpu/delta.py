@@ -135,7 +135,7 @@ def _advance(state, key, correction, decay):
 
 @triton.jit
 def _window_of(given, b):
-    """Row, how many waiting tokens count, first token, number of tokens."""
+    """Row, how many waiting tokens count, first token, number of tokens: there when the pass began."""
     first = tl.load(given.offsets + b)
     return (
         tl.load(given.rows + b).to(tl.int64),
@@ -154,9 +154,9 @@ def _waiting_at(held, row, j, head, sizes):
 def _mix(given, held, scratch, sizes: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, lane, b): every lanes-th token of a row, and of it one key head's q or k or one head's v."""
     make_way(EARLY)
-    follow(EARLY)
     unit, key_units = tl.program_id(0), 2 * sizes.key_heads
     row, count, first, width = _window_of(given, tl.program_id(2))
+    follow(EARLY)
     at, is_key = tl.arange(0, sizes.head_block), unit < key_units
     start = tl.where(is_key, unit * sizes.key_dim, key_units * sizes.key_dim + (unit - key_units) * sizes.value_dim)
     inside, channels = at < tl.where(is_key, sizes.key_dim, sizes.value_dim), start + at
@@ -236,9 +236,9 @@ def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY
 def _finish(out, given, held, scratch, lanes, sizes: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, b): every lanes-th token of a row's head, or one block of its channels."""
     make_way(EARLY)
-    follow(EARLY)
     unit, heads = tl.program_id(0), sizes.heads
     row, count, first, width = _window_of(given, tl.program_id(1))
+    follow(EARLY)
     if unit < heads * lanes:
         for j in range(unit // heads, width, lanes):
             _norm(out, given, held, scratch, first + j, unit % heads, sizes)

@@ -68,16 +68,19 @@ def _rms(x, weight, size, eps):
 @triton.jit
 def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
-    follow(EARLY)
     at = tl.arange(0, BLOCK)
     inside, first = at < size, tl.program_id(0).to(tl.int64) * size
-    value = tl.load(x + first + at, mask=inside, other=0.0)
-    if ADDS:
-        value = (value.to(tl.float32) + tl.load(add + first + at, mask=inside, other=0.0).to(tl.float32)).to(
-            value.dtype
-        )
+    factor = tl.load(weight + at, mask=inside, other=0.0)
+    if ADDS:  # then the stream was there before what is added was begun
+        value = tl.load(x + first + at, mask=inside, other=0.0)
+        follow(EARLY)
+        added = tl.load(add + first + at, mask=inside, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) + added).to(value.dtype)
         tl.store(x + first + at, value, mask=inside)
-    normed = _rms(value.to(tl.float32), tl.load(weight + at, mask=inside, other=0.0), size, eps)
+    else:
+        follow(EARLY)
+        value = tl.load(x + first + at, mask=inside, other=0.0)
+    normed = _rms(value.to(tl.float32), factor, size, eps)
     tl.store(y + first + at, normed.to(y.dtype.element_ty), mask=inside)
 
 
@@ -125,24 +128,24 @@ def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 @triton.jit
 def _norm_rope(y, x, weight, cos, sin, positions, dim, half, stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
-    follow(EARLY)
     at = tl.arange(0, BLOCK)
     row, head, inside = tl.program_id(0).to(tl.int64), tl.program_id(1), at < dim
-    factor = weight + head * dim
     source = x + row * stride + head * dim
-    value = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / dim + eps)
-    mine = value * scale * tl.load(factor + at, mask=inside, other=0.0)
-    # The partner in the turn, normed the same way: dimension j turns with j + half.
+    # Dimension j turns with j + half, its partner.
     turning = at < 2 * half
     with_at = tl.where(at < half, at + half, at - half)
-    partner = tl.load(source + with_at, mask=turning, other=0.0).to(tl.float32)
-    partner = partner * scale * tl.load(factor + with_at, mask=turning, other=0.0)
-    kind = y.dtype.element_ty
-    mine, partner = mine.to(kind).to(tl.float32), partner.to(kind).to(tl.float32)
+    factor = tl.load(weight + head * dim + at, mask=inside, other=0.0)
+    their_factor = tl.load(weight + head * dim + with_at, mask=turning, other=0.0)
     angle = tl.load(positions + row) * half + tl.where(at < half, at, at - half)
     c = tl.load(cos + angle, mask=turning, other=1.0)
     s = tl.load(sin + angle, mask=turning, other=0.0)
+    follow(EARLY)  # all before it was there when the pass began
+    value = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / dim + eps)
+    mine = value * scale * factor
+    partner = tl.load(source + with_at, mask=turning, other=0.0).to(tl.float32) * scale * their_factor
+    kind = y.dtype.element_ty
+    mine, partner = mine.to(kind).to(tl.float32), partner.to(kind).to(tl.float32)
     turned = tl.where(at < half, mine * c - partner * s, mine * c + partner * s)
     out = tl.where(turning, turned, mine)
     tl.store(y + (row * tl.num_programs(1) + head) * dim + at, out.to(kind), mask=inside)
