@@ -67,9 +67,17 @@ class Impatient(Interrupted):
 
 
 class Slow(FakeBackend):
+    pause_s = 0.002
+
     def round(self, plan):
-        time.sleep(0.002)
+        time.sleep(self.pause_s)
         return super().round(plan)
+
+
+class Sluggish(Slow):
+    """Rounds that last longer than somebody's patience."""
+
+    pause_s = 0.5
 
 
 class Faulty(FakeBackend):
@@ -108,6 +116,7 @@ BACKENDS = {
     "interrupted": Interrupted,
     "impatient": Impatient,
     "slow": Slow,
+    "sluggish": Sluggish,
     "faulty": Faulty,
     "clocked": Clocked,
     "headless": Clocked,

@@ -321,6 +321,7 @@ def test_a_race_compares_the_last_prompt_plain_and_with_drafts(chat, engines, sa
     assert list(plain.prompt) == list(drafted.prompt) == list(second.prompt)
     assert (plain.draft_kind, drafted.draft_kind, drafted.depth) == ("none", "auto", 2)
     assert plain.sampling == drafted.sampling
+    assert plain.sampling.seed is not None
     assert third.sampling == first.sampling
     begin, verdict = ran.err.index("plain:\n"), ran.err.index(" times as fast with drafts, identical text\n")
     assert "no drafts: the request asked for plain decoding\nwith drafts:\n" in ran.err[begin:verdict]

@@ -99,7 +99,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat, tmp_path):
         terminal.wait_for("> ")
         terminal.type("one\n")
         terminal.wait_for("abcdefghijklmnopqrstuvwxyz")
-        terminal.type(CTRL_C * 3)
+        terminal.type(CTRL_C)
         assert terminal.wait_for("\n> ").endswith(", stopped\n> ")
         terminal.type(f"/save {tmp_path}/kept\n")
         terminal.wait_for("saved 2 messages")
@@ -110,6 +110,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat, tmp_path):
     kept = (tmp_path / "kept").read_text()
     assert "abcdefghijklmnopqrstuvwxyz" in kept
     assert '"stopped": true' in kept
+
+
+def test_pressing_ctrl_c_again_stops_no_more_than_the_answer(open_chat):
+    with open_chat("sluggish") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("one\n")
+        terminal.wait_for("a")
+        terminal.wait_for("b")
+        for _ in range(3):
+            terminal.type(CTRL_C)
+        assert LEAVING not in terminal.wait_for(", stopped\n> ")
+        terminal.type("/stats\n")
+        terminal.wait_for("the conversation: 2 messages")
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line_and_says_how_to_leave(open_chat):
