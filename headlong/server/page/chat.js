@@ -14,7 +14,7 @@ export class Chat {
     this.again = byId("new-chat");
     this.messages = [];
     this.again.addEventListener("click", () => this.clear());
-    follow(document.querySelector("main"));
+    follow(this.view);
   }
 
   clear() {
@@ -34,7 +34,7 @@ export class Chat {
     this.turn("user", "You").appendChild(element("p", "said", text));
     const turn = this.turn("model", this.page.name);
     const answer = new Answer(turn);
-    later(() => turn.scrollIntoView({ block: "end" }));
+    later(() => (this.view.scrollTop = this.view.scrollHeight));
     this.log.setAttribute("aria-busy", "true"); // read out when it is complete
     try {
       const stopped = await this.fill(answer, [...past, message], signal);

@@ -165,7 +165,8 @@ function parts(tally) {
 }
 
 function differenceShown({ part, line, place, drafted, plain }) {
-  const where = `The ${part} parts at character ${whole(place + 1)}, in line ${whole(line)}:`;
+  const subject = part === "text" ? "The texts part" : "The reasoning parts";
+  const where = `${subject} at character ${whole(place + 1)}, in line ${whole(line)}:`;
   const shown = [["with drafts", drafted], ["without", plain]].map(([name, { before, after }]) => {
     const row = element("span", "parting");
     row.append(element("em", "", name), `…${before}`, element("mark", "", after || "(ends here)"));

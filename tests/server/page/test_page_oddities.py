@@ -170,7 +170,7 @@ def test_a_race_of_different_texts_says_where(visit, stand_in):
     stand_in.reply = lanes("Hello where.")
     verdict = visit(stand_in.address).race()
     assert "MTP 2.00× as fast, the texts differ" in verdict
-    assert "The text parts at character 7, in line 1:" in verdict
+    assert "The texts part at character 7, in line 1:" in verdict
     assert "there." in verdict
     assert "where." in verdict
 
@@ -179,7 +179,7 @@ def test_a_race_of_different_texts_says_where(visit, stand_in):
     ("reply", "said"),
     [
         (lanes("Hello there."), "MTP 2.00× as fast, identical text"),
-        (lanes("Hello there"), "The text parts at character 12, in line 1:"),
+        (lanes("Hello there"), "The texts part at character 12, in line 1:"),
         (lambda body: Refused(429, "{}"), "MTP could not run: The server is busy. Try again in a moment."),
         (
             lambda body: [tokens(("Same.", 0), finish="stop"), end(1, 10.0)],

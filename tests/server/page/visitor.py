@@ -58,7 +58,7 @@ class Visitor:
 
     def fits(self) -> bool:
         """Whether nothing has to be scrolled sideways."""
-        boxes = self.page.locator("html, body, main, #settings")
+        boxes = self.page.locator("html, body, main, #chat, #race, #settings")
         return bool(boxes.evaluate_all("found => found.every(one => one.scrollWidth <= one.clientWidth)"))
 
     def close(self) -> None:
