@@ -89,7 +89,11 @@ class Cache:
         self.widths = [0] * self.rows  # of each row's last window, known on the host
         # Of rows and widths. Most rounds are laid out as one before them, whose tensors are on the device already.
         self.layout = lru_cache(MOST_LAYOUTS)(partial(Layout.of, device=device))
-        self._zero_pages([NULL_PAGE, SPARE_PAGE])
+        self._zero(self.send([NULL_PAGE, SPARE_PAGE]))
+
+    def send(self, numbers: Sequence[int]) -> Tensor:
+        """A copy on the device, which may still be busy with what came before it: nobody waits."""
+        return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
     def start(self, row: int) -> None:
         """Empty a row for a new sequence."""
@@ -103,14 +107,14 @@ class Cache:
     def grow(self, row: int, pages: Sequence[int]) -> None:
         """Append pages to a row's table, zeroed: what is not yet written must not disturb a sum."""
         if pages:
-            self._zero_pages([page + RESERVED_PAGES for page in pages])
-            self.attach(row, pages)
+            self._zero(self.attach(row, pages))
 
-    def attach(self, row: int, pages: Sequence[int]) -> None:
-        """Append pages that are written already."""
+    def attach(self, row: int, pages: Sequence[int]) -> Tensor:
+        """Append pages that are written already; where they are here."""
         first, last = self.owned[row], self.owned[row] + len(pages)
-        self.table[row, first:last] = torch.tensor(pages, dtype=torch.long, device=self.device) + RESERVED_PAGES
         self.owned[row] = last
+        self.table[row, first:last] = mine = self.send(pages) + RESERVED_PAGES
+        return mine
 
     def release(self, row: int) -> None:
         self.table[row] = NULL_PAGE
@@ -147,7 +151,7 @@ class Cache:
             mine = self.table[row, : len(keys)]
             layer.keys[mine], layer.values[mine] = keys, values
 
-    def _zero_pages(self, pages: list[int]) -> None:
+    def _zero(self, pages: Tensor) -> None:
         for layer in self.pages:
-            layer.keys[pages] = 0
-            layer.values[pages] = 0
+            layer.keys.index_fill_(0, pages, 0)
+            layer.values.index_fill_(0, pages, 0)

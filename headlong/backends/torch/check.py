@@ -34,7 +34,8 @@ def _paths(device: torch.device) -> dict[str, str]:
     """Of the operations of rounds and prompts."""
     if device.type == "cuda":
         against = reason_against(device)
-        mine, prompts = f"plain PyTorch: {against}" if against else "Triton", "cuBLAS and plain PyTorch"
+        mine = f"plain PyTorch: {against}" if against else "Triton"
+        prompts = f"cuBLAS and {mine}"
         rounds = "call by call" if against else "captured graphs"
     else:
         mine = prompts = "compiled C" if library() else "plain PyTorch: no C compiler was found"

@@ -110,7 +110,7 @@ class Rounds:
         return {**found, **late, **self.chain.views(row), **self.cache.views(row)}
 
     def prefill(self, chunk: Chunk) -> None:
-        tokens = torch.tensor([*chunk.tokens, chunk.after], device=self.cache.device)
+        tokens = self.cache.send([*chunk.tokens, chunk.after])
         step = Prefill(self.cache, chunk.row, chunk.start, len(chunk.tokens))
         hidden = self.model(tokens[:-1], step)
         self.length[chunk.row] = step.end

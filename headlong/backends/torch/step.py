@@ -111,7 +111,7 @@ class Prefill:
 
     def __init__(self, cache: Cache, row: int, start: int, count: int) -> None:
         self.cache, self.end = cache, start + count
-        self.row = torch.tensor([row], device=cache.device)
+        self.row = cache.send([row])
         self.positions = torch.arange(start, self.end, device=cache.device)
         self.table = cache.table[row, : -(-self.end // cache.limits.page)]
 

@@ -55,5 +55,13 @@ def recurrence() -> ModuleType:
     return _kernels("delta")
 
 
+def prompt_attention() -> ModuleType:
+    return _kernels("prompt_attention")
+
+
+def prompt_recurrence() -> ModuleType:
+    return _kernels("delta_chunk")
+
+
 def draft_words() -> ModuleType:
     return _kernels("lexicon")

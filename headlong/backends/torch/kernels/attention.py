@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.gpu.paths import fused, paged_attention
+from headlong.backends.torch.gpu.paths import fused, paged_attention, prompt_attention
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
@@ -95,6 +95,8 @@ def _add_in_order(parts: Tensor) -> Tensor:
 
 def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The last T tokens of a row with this table of pages, at positions [T] -> [T, A, D]."""
+    if fused(pages.keys, q):
+        return prompt_attention().chunk_attention(pages, table, positions, q, k, v)
     lib = library(pages.keys, q)
     if lib is not None:
         out = q.new_empty(q.shape)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.gpu.paths import fused, recurrence
+from headlong.backends.torch.gpu.paths import fused, prompt_recurrence, recurrence
 from headlong.backends.torch.kernels.norm import gated_rms_norm, l2_norm, sigmoid, silu, softplus
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
@@ -186,6 +186,8 @@ def _recur(state: Tensor, qk: Tensor, v: Tensor, decays: Tensor, strengths: Tens
 
 def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tensor:
     """A prompt chunk of one settled row [1]: projected [T, ...] -> [T, heads Dv], gated; the memory moves on."""
+    if fused(projected, memory.inputs):
+        return prompt_recurrence().chunk(delta, memory, projected, row)
     lib = library(projected, memory.inputs)
     if lib is None:
         return _chunk_reference(delta, memory, projected, row)
