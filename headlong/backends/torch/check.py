@@ -40,9 +40,8 @@ def _paths(device: torch.device) -> dict[str, str]:
     else:
         mine = prompts = "compiled C" if library() else "plain PyTorch: no C compiler was found"
         rounds = "recorded calls" if library() else "call by call"
-    names = ("linear layers", "attention", "Gated DeltaNet", "norms")
-    plain = {"experts": "plain PyTorch" if device.type == "cuda" else mine, "sampling": "plain PyTorch"}
-    return {"rounds": rounds, **dict.fromkeys(names, mine), **plain, "prompts": prompts}
+    names = ("linear layers", "attention", "Gated DeltaNet", "experts", "norms")
+    return {"rounds": rounds, **dict.fromkeys(names, mine), "sampling": "plain PyTorch", "prompts": prompts}
 
 
 def _copy(device: torch.device) -> float:

@@ -13,7 +13,7 @@ from headlong.backends.torch.cache import MAX_WIDTH, SPARE_PAGE, Cache
 from headlong.backends.torch.gpu.paths import fused, places
 from headlong.backends.torch.kernels import gated_delta
 from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention, write
-from headlong.backends.torch.kernels.experts import Experts, experts, window_experts
+from headlong.backends.torch.kernels.experts import Mixture, chunk_experts, window_experts
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear, linear_swiglu
 from headlong.backends.torch.kernels.norm import swiglu
@@ -32,8 +32,8 @@ class Step(Protocol):
     def swiglu(self, x: Tensor, gate_up: Weight | Int8Weight) -> Tensor:
         """x [N, in], gate_up [2 I, in] with the gate first -> silu(gate) * up, [N, I]."""
 
-    def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
-        """x [N, H] through the experts ids [N, T], added by shares [N, T] -> [N, H]."""
+    def mix_experts(self, x: Tensor, mixture: Mixture) -> Tensor:
+        """x [N, H] through the experts that each token chooses -> [N, H]."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k, v [N, K, D] and attend with q [N, A, D] -> [N, A, D]."""
@@ -93,8 +93,8 @@ class Window:
     def swiglu(self, x: Tensor, gate_up: Weight | Int8Weight) -> Tensor:
         return linear_swiglu(x, gate_up)
 
-    def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
-        return window_experts(x, shares, ids, gate_up, down)
+    def mix_experts(self, x: Tensor, mixture: Mixture) -> Tensor:
+        return window_experts(x, mixture)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return window_attention(self.cache.pages[layer], self.places, q, k, v)
@@ -121,8 +121,8 @@ class Prefill:
     def swiglu(self, x: Tensor, gate_up: Weight | Int8Weight) -> Tensor:
         return swiglu(gate_up.multiply(x))
 
-    def mix_experts(self, x: Tensor, shares: Tensor, ids: Tensor, gate_up: Experts, down: Experts) -> Tensor:
-        return experts(x, shares, ids, gate_up.each, down.each, self.linear)
+    def mix_experts(self, x: Tensor, mixture: Mixture) -> Tensor:
+        return chunk_experts(x, mixture)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return chunk_attention(self.cache.pages[layer], self.table, self.positions, q, k, v)

@@ -55,6 +55,10 @@ def recurrence() -> ModuleType:
     return _kernels("delta")
 
 
+def mixtures() -> ModuleType:
+    return _kernels("experts")
+
+
 def prompt_attention() -> ModuleType:
     return _kernels("prompt_attention")
 

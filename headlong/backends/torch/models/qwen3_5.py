@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.cache import CacheShape
-from headlong.backends.torch.kernels.experts import Experts, route
+from headlong.backends.torch.kernels.experts import Experts, Mixture
 from headlong.backends.torch.kernels.gated_delta import Delta
 from headlong.backends.torch.kernels.linear import Weight, logits
 from headlong.backends.torch.kernels.norm import add_norm, gated, pair_norm
@@ -90,17 +90,19 @@ class SparseMLP:
 
     def __init__(self, config: Qwen35Config, loader: Loader) -> None:
         h, inner, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
-        self.experts_per_token, self.renormalise = config.experts_per_token, config.norm_topk_prob
-        self.gate_up = Experts(loader.matrix("experts.gate_up_proj", count, 2 * inner, h))
-        self.down = Experts(loader.matrix("experts.down_proj", count, h, inner))
-        self.shared_expert = MLP(h, config.shared_expert_intermediate_size, loader.under("shared_expert"))
-        self.routers = loader.linear(h, gate=count, shared_expert_gate=1)
+        shared = MLP(h, config.shared_expert_intermediate_size, loader.under("shared_expert"))
+        self.mixture = Mixture(
+            routers=loader.linear(h, gate=count, shared_expert_gate=1),
+            gate_up=Experts(loader.matrix("experts.gate_up_proj", count, 2 * inner, h)),
+            down=Experts(loader.matrix("experts.down_proj", count, h, inner)),
+            shared_gate_up=shared.gate_up,
+            shared_down=shared.down_proj,
+            chosen=config.experts_per_token,
+            renormalise=config.norm_topk_prob,
+        )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        scores, shared = step.linear(x, self.routers).split([len(self.gate_up.each), 1], -1)
-        shares, ids = route(scores, self.experts_per_token, self.renormalise)
-        routed = step.mix_experts(x, shares, ids, self.gate_up, self.down)
-        return routed + gated(self.shared_expert(x, step), shared.expand(x.shape).contiguous())
+        return step.mix_experts(x, self.mixture)
 
 
 class Layer:

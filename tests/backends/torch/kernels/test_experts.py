@@ -1,11 +1,20 @@
 import pytest
 import torch
 
-from headlong.backends.torch.kernels.experts import Experts, experts, route, window_experts
+from headlong.backends.torch.kernels.experts import (
+    Experts,
+    Mixture,
+    add_parts,
+    chunk_experts,
+    grouped,
+    looked_up,
+    route,
+    window_experts,
+)
 from headlong.backends.torch.kernels.linear import Weight, linear
 from headlong.backends.torch.native.library import references_only
 
-HIDDEN, INNER, COUNT, CHOSEN, TOKENS = 20, 13, 7, 3, 23
+HIDDEN, INNER, SHARED, COUNT, CHOSEN, TOKENS = 20, 13, 9, 7, 3, 23
 
 
 @pytest.fixture
@@ -14,24 +23,50 @@ def matrices(normal):
 
 
 @pytest.fixture
-def mix(kernels, matrices):
-    weights = [[Weight(matrix) for matrix in part] for part in matrices]
-    return lambda x, shares, ids: experts(x, shares, ids, *weights, linear)
+def others(normal):
+    """Routers, and the shared expert's two."""
+    return 3 * normal(COUNT + 1, HIDDEN) / HIDDEN**0.5, normal(2 * SHARED, HIDDEN) / 4, normal(HIDDEN, SHARED) / 3
 
 
-def test_fixed_shapes_give_the_same_and_see_nobody(matrices, normal, monkeypatch):
+def make(matrices, others):
+    (gate_up, down), (routers, shared_gate_up, shared_down) = map(Experts, matrices), map(Weight, others)
+    return Mixture(routers, gate_up, down, shared_gate_up, shared_down, CHOSEN, renormalise=True)
+
+
+@pytest.fixture
+def mixture(kernels, matrices, others):
+    return make(matrices, others)
+
+
+@pytest.fixture
+def mix(mixture):
+    return lambda x, shares, ids: add_parts(shares, grouped(x, ids, mixture, linear))
+
+
+def test_fixed_shapes_give_the_same_and_see_nobody(matrices, others, normal, monkeypatch):
     """The way that is captured: plain matrices, one product for every token and choice."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with references_only():
-        gate_up, down = (Experts(part) for part in matrices)
-        assert gate_up.stacked is not None
+        mixture = make(matrices, others)
+        assert mixture.gate_up.stacked is not None
         x = normal(TOKENS, HIDDEN)
         shares, ids = route(2 * normal(TOKENS, COUNT), CHOSEN, True)
-        found = window_experts(x, shares, ids, gate_up, down)
+        found = add_parts(shares, looked_up(x, ids, mixture))
         torch.testing.assert_close(found.double(), slow(x, shares, ids, *matrices), atol=2e-6, rtol=1e-5)
+        whole = window_experts(x, mixture)
         for token in range(TOKENS):
-            alone = window_experts(*(t[token : token + 1] for t in (x, shares, ids)), gate_up, down)
-            assert torch.equal(alone[0], found[token])
+            assert torch.equal(window_experts(x[token : token + 1], mixture)[0], whole[token])
+
+
+@pytest.mark.parametrize("call", [window_experts, chunk_experts])
+def test_experts_and_the_shared_one(call, mixture, matrices, others, normal):
+    x, (routers, shared_gate_up, shared_down) = normal(TOKENS, HIDDEN), others
+    scores, gate = (x.double() @ routers.double().T).split([COUNT, 1], -1)
+    shares, ids = route(scores, CHOSEN, True)
+    left, up = (x.double() @ shared_gate_up.double().T).chunk(2, -1)
+    shared = (left * left.sigmoid() * up) @ shared_down.double().T * gate.sigmoid()
+    wanted = slow(x, shares, ids, *matrices) + shared
+    torch.testing.assert_close(call(x, mixture).double(), wanted, atol=2e-5, rtol=1e-5)
 
 
 def slow(x, shares, ids, gate_up, down):
@@ -53,6 +88,11 @@ def test_route(renormalise, normal):
         assert ids[token].tolist() == best
         wanted = every[best] / (every[best].sum() if renormalise else 1)
         torch.testing.assert_close(shares[token].double(), wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_of_equal_scores_the_lower_expert_is_chosen():
+    scores = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 2.0, 0.0]]).repeat(300, 20)
+    assert route(scores, 6, True)[1].tolist() == [[1, 2, 4, 5, 8, 9]] * 300
 
 
 def test_near_float64(mix, matrices, normal):
