@@ -1,5 +1,6 @@
 """The endpoints: what each takes, does and gives. Routes and the OpenAPI description are made of this list."""
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,11 @@ class Endpoint:
     @property
     def method(self) -> str:
         return "POST" if self.body else "GET"
+
+    @property
+    def described(self) -> str:
+        """The path as OpenAPI writes it, without the kinds of its parameters."""
+        return re.sub(r":\w+}", "}", self.path)
 
 
 def service_of(request: Request) -> Service:

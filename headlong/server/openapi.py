@@ -48,8 +48,7 @@ def description(name: str) -> dict[str, Any]:
     references = {body: made[body, "validation"] for body in bodies}
     paths: dict[str, Any] = {}
     for endpoint in ENDPOINTS:
-        path = re.sub(r":\w+}", "}", endpoint.path)
-        paths[path] = {endpoint.method.lower(): _operation(endpoint, references)}
+        paths[endpoint.described] = {endpoint.method.lower(): _operation(endpoint, references)}
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Headlong: {name}", "version": __version__},

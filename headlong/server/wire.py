@@ -39,12 +39,15 @@ async def read(request: Request, schema: type[Body]) -> Body:
 
 def _refusal(error: ValidationError, raw: bytes) -> Refusal:
     found = error.errors(include_url=False)
-    first = next((each for each in found if each["type"] == EXTRA), found[0])
-    if first["type"] == NOT_JSON:
-        reason = first["ctx"]["error"] if "ctx" in first else first["msg"]
+    if found[0]["type"] == NOT_JSON:
+        reason = found[0]["ctx"]["error"]
         return Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON ({reason}); send a JSON object.", code=NOT_JSON)
-    param = _path(first, json.loads(raw))
-    return Refusal(HTTPStatus.BAD_REQUEST, _sentence(first, param or "the body"), param or None, first["type"])
+    data = json.loads(raw)
+    paths = [_path(each, data) for each in found]
+    # Where several kinds were tried, the one that fits furthest is meant.
+    path, worst = max(zip(paths, found, strict=True), key=lambda pair: (pair[1]["type"] == EXTRA, len(pair[0])))
+    param = ".".join(path)
+    return Refusal(HTTPStatus.BAD_REQUEST, _sentence(worst, param or "the body"), param or None, worst["type"])
 
 
 def _sentence(error: ErrorDetails, param: str) -> str:
@@ -62,7 +65,7 @@ def _sentence(error: ErrorDetails, param: str) -> str:
     return f"{param} is {shown}; {error['msg'].replace('Input should', 'it should', 1)}."
 
 
-def _path(error: ErrorDetails, data: Any) -> str:
+def _path(error: ErrorDetails, data: Any) -> list[str]:
     """The way to a field, without the names that pydantic gives to the kinds it tried."""
     path = []
     for place, step in enumerate(error["loc"]):
@@ -71,7 +74,7 @@ def _path(error: ErrorDetails, data: Any) -> str:
             path.append(str(step))
         elif place == len(error["loc"]) - 1 and error["type"] == MISSING:
             path.append(str(step))
-    return ".".join(path)
+    return path
 
 
 def _has(data: Any, step: int | str) -> bool:

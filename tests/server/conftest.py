@@ -33,16 +33,17 @@ class Running:
 
     url: str
     service: Service
+    client: httpx.Client
 
     @property
     def engine(self) -> Engine:
         return self.service.engine
 
     def post(self, path: str, body: object, **options: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=PATIENCE, **options)
+        return self.client.post(self.url + path, json=body, **options)
 
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=PATIENCE, **options)
+        return self.client.get(self.url + path, **options)
 
 
 class Quiet(uvicorn.Server):
@@ -68,7 +69,8 @@ def running(engine: Engine, **serving: object) -> Iterator[Running]:
     thread.start()
     try:
         assert server.answers.wait(PATIENCE)
-        yield Running(address(bound), app.state.service)
+        with httpx.Client(timeout=PATIENCE, verify=False) as client:  # making a client that could is slow
+            yield Running(address(bound), app.state.service, client)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
