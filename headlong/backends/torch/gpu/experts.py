@@ -205,11 +205,11 @@ def _choose(table, counters, scores, x, sizes: tl.constexpr, WIDE: tl.constexpr,
     token, expert, place = tl.program_id(0), tl.arange(0, sizes.expert_block), tl.arange(0, sizes.pair_block)
     is_expert, is_choice = expert < sizes.experts, place < sizes.pairs - 1
     split: tl.constexpr = sizes.split
-    found, gate = tl.zeros(expert.shape, tl.float32), 0.0
-    for part in tl.static_range(split):
-        mine = scores + (token * split + part) * sizes.scores
-        found += tl.load(mine + expert, mask=is_expert, other=0.0)
-        gate += tl.load(mine + sizes.experts)
+    mine = scores + token * split * sizes.scores
+    found, gate = tl.load(mine + expert, mask=is_expert, other=0.0), tl.load(mine + sizes.experts)
+    for part in tl.static_range(1, split):
+        found += tl.load(mine + part * sizes.scores + expert, mask=is_expert, other=0.0)
+        gate += tl.load(mine + part * sizes.scores + sizes.experts)
     found, gate = found.to(x.dtype.element_ty).to(tl.float32), gate.to(x.dtype.element_ty).to(tl.float32)
     found = tl.where(is_expert & (found > LEAST), found + 0.0, LEAST)  # for NaN too; 0 and -0 are equals
     ids, chosen = _best(found, expert, place, sizes)

@@ -1,5 +1,7 @@
 """Mixtures of experts on a GPU: right, and each token's the same bits whoever else chose the same experts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -178,7 +180,16 @@ def test_rows_may_stand_apart(make, normal):
     assert torch.equal(mix(wide[::2], mixture), mix(wide[::2].contiguous(), mixture))
 
 
-def test_groups_are_the_same_for_all_rounds_of_a_large_model(make):
-    sizes = experts._sizes(make("even"))
-    assert {experts._pairs_in_group(n, sizes) for n in range(1, 33)} == {16}
-    assert experts._pairs_in_group(1000, sizes) == 128
+def test_groups_are_as_wide_as_experts_are_sought_after(make):
+    sizes = replace(experts._sizes(make("even")), experts=256, pairs=9)
+    assert {experts._pairs_in_group(n, sizes) for n in range(1, 257)} == {16}
+    assert [experts._pairs_in_group(n, sizes) for n in (257, 512, 1024, 5000)] == [32, 32, 64, 128]
+
+
+def test_there_is_room_for_every_way_to_group(make):
+    """However the choices fall: all tokens at the same experts, or each alone at its own."""
+    sizes = experts._sizes(make("many"))
+    for n in (1, 2, 16, 17, 40):
+        room = len(experts._table(n, 16, sizes, torch.device("cpu")).groups)
+        alike, apart = 8 * -(-n // 16), min(8 * n, 30)
+        assert room >= max(alike, apart)
