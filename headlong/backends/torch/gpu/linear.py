@@ -131,6 +131,7 @@ def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: t
     inside = (tokens < n)[None, :] & (rows < out)[:, None]
     if SPLIT > 1:
         tl.store(parts + part * n * out + places, sums, mask=inside)
+        tl.debug_barrier()  # the part is there before it is counted
         counter = counters + row_tile * tl.num_programs(0) + token_tile
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1:
             sums = tl.zeros((ROWS, WIDE), tl.float32)
