@@ -45,9 +45,9 @@ def ours(folder, tokens, dtype):
     return torch.stack(feeder.logits[0]).double()
 
 
-def distance(found, wanted):
-    """Of the worst position, against the logits' own size."""
-    return ((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max().item()
+def distances(found, wanted):
+    """Of every position, against the size of its logits."""
+    return (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -55,10 +55,11 @@ def test_logits_are_those_of_transformers(kind, tmp_path):
     tokens = prompt_of(LENGTH, SIZES["vocab_size"])
     exact = tiny.write(tmp_path / "exact", kind, **MODELS[kind])
     wanted = theirs(exact, tokens, torch.float32)
-    assert distance(ours(exact, tokens, "float32"), wanted) < 1e-3
+    assert distances(ours(exact, tokens, "float32"), wanted).max() < 1e-3
     # The same numbers in all three, so that what differs is how each computes.
     half = tiny.write(tmp_path / "half", kind, dtype="bfloat16", **MODELS[kind])
     wanted = theirs(half, tokens, torch.float32)
-    usual = distance(theirs(half, tokens, torch.bfloat16), wanted)
-    found = distance(ours(half, tokens, "bfloat16"), wanted)
+    # By the median: where rounding makes a mixture choose another expert, how far off a position is says little.
+    usual = distances(theirs(half, tokens, torch.bfloat16), wanted).median()
+    found = distances(ours(half, tokens, "bfloat16"), wanted).median()
     assert found < 1.25 * usual, (found, usual)
