@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.chain import Chain, Rule, Seen
+from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best
 from headlong.backends.torch.native.library import library
@@ -56,7 +57,7 @@ def accept(trial: Trial, chain: Chain) -> Verdict:
     if rejection:
         part = layout.part(rejection)
         scored = _score(trial, part, chain)
-        accepted, following = _rejection(scored, _proposed(trial, scored), chain.seed[part.layout.index])
+        accepted, following = _rejection(scored, _proposed(trial, scored), chain)
         verdict.tokens[part.flat] = part.layout.unpad(_tokens(scored.window, accepted, following))
         verdict.kept[part.which] = accepted + 1
     return verdict
@@ -64,9 +65,9 @@ def accept(trial: Trial, chain: Chain) -> Verdict:
 
 def _score(trial: Trial, part: Part, chain: Chain) -> Scored:
     layout = part.layout
-    window, logits = layout.pad(trial.window[part.flat]), layout.pad(trial.logits[part.flat])
+    window, logits = layout.pad(part.of_tokens(trial.window)), layout.pad(part.of_tokens(trial.logits))
     step = torch.arange(layout.widest, device=window.device)
-    positions = trial.starts[part.which, None] + step + 1
+    positions = part.of_rows(trial.starts)[:, None] + step + 1
     # Position j has the drafts 1 .. j before it.
     before = (step[1:] <= step[:, None]).expand(len(window), -1, -1)
     needs = chain.needs_of(layout.rows)
@@ -87,13 +88,16 @@ def _choose(scored: Scored, chain: Chain) -> Tensor:
     """Greedy and seeded rows: the target's token is fixed by position -> [b, W]."""
     layout, scores = scored.layout, scored.scores
     if chain.needs_of(layout.rows).noise:
-        scores = chain.add_noise(scores, layout.index, noise.TARGET, scored.positions)
+        return chain.draw(scores, layout.index, noise.TARGET, scored.positions)
     return best(scores)
 
 
 def _keep_chosen(trial: Trial, chosen: Tensor) -> Verdict:
     """A draft is kept while it is what the target chose, [N]."""
     layout, lib = trial.layout, library(trial.logits)
+    if fused(chosen):
+        sizes = layout.offsets, layout.sizes, layout.widest
+        return Verdict(*verdicts().accept_coupled(chosen, trial.window, *sizes))
     if lib is None or layout.counts is not None:
         window, mine = layout.pad(trial.window), layout.pad(chosen)
         accepted = _leading((window[:, 1:] == mine[:, :-1]) & _drafted(layout))
@@ -112,22 +116,21 @@ def _proposed(trial: Trial, scored: Scored) -> Tensor:
     return trial.draft_probs[scored.layout.index, : scored.layout.widest - 1]
 
 
-def _rejection(scored: Scored, proposed: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+def _rejection(scored: Scored, proposed: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
     """Unseeded rows, p the target, q the drafter: keep with min(1, p / q), else draw from what p has above q."""
-    p, q = scored.scores.softmax(-1).double(), proposed.double()
+    p, q, rows = scored.scores.softmax(-1), proposed, scored.layout.index
     drafts, drafted = scored.window[:, 1:, None], _drafted(scored.layout)
-    chance = noise.uniform(seed, noise.ACCEPT, scored.positions[:, :-1])
+    chance = noise.uniform(chain.seed[rows], noise.ACCEPT, scored.positions[:, :-1])
     passed = chance * q.gather(2, drafts)[..., 0] < p[:, :-1].gather(2, drafts)[..., 0]
     accepted = _leading(passed & drafted)
     # After the last draft nothing was proposed: q is zero there and the draw is from p itself.
     q = torch.cat([q * drafted[..., None], torch.zeros_like(p[:, :1])], 1)
     at = accepted[:, None, None].expand(-1, 1, p.shape[-1])
-    p_at, q_at = p.gather(1, at)[:, 0], q.gather(1, at)[:, 0]
+    p_at, q_at = p.gather(1, at)[:, 0].double(), q.gather(1, at)[:, 0].double()
     residual = (p_at - q_at).clamp(min=0)
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_at)
     position = scored.positions.gather(1, accepted[:, None])
-    gumbel = noise.gumbel(seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
-    return accepted, (residual.log() + gumbel).argmax(-1)
+    return accepted, chain.draw(residual.log().float()[:, None], rows, noise.RESIDUAL, position)[:, 0]
 
 
 def _drafted(layout: Layout) -> Tensor:

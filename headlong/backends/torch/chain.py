@@ -11,7 +11,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import fused, sampler
 from headlong.backends.torch.kernels import noise
+from headlong.backends.torch.kernels.pick import best
+from headlong.backends.torch.kernels.truncate import Cuts, truncate
 from headlong.backends.torch.ragged import Layout
 from headlong.engine.request import Sampling, Start
 
@@ -84,11 +87,14 @@ class Chain:
         self.seed = torch.zeros(rows, dtype=torch.long, device=device)
         self.drawn = torch.zeros(rows, dtype=torch.float32, device=device)  # 1 where noise applies, 0 for greedy rows
         self.temperature = torch.ones(rows, dtype=torch.float32, device=device)
-        self.top_k = torch.full((rows,), vocab, dtype=torch.long, device=device)
-        self.top_p = torch.full((rows,), NO_TOP_P, dtype=torch.float32, device=device)
-        self.min_p = torch.zeros(rows, dtype=torch.float32, device=device)
-        self.xtc = torch.zeros(rows, 2, dtype=torch.float32, device=device)  # probability, threshold
-        self.penalty = torch.zeros(rows, 3, dtype=torch.float32, device=device)  # repetition, presence, frequency
+        self.cuts = Cuts(
+            self.seed,
+            top_k=torch.full((rows,), vocab, dtype=torch.long, device=device),
+            top_p=torch.full((rows,), NO_TOP_P, dtype=torch.float32, device=device),
+            min_p=torch.zeros(rows, dtype=torch.float32, device=device),
+            xtc=torch.zeros(rows, 2, dtype=torch.float32, device=device),
+        )
+        self.penalty = torch.tensor([[1.0, 0.0, 0.0]], device=device).repeat(rows, 1)  # repetition, presence, frequency
         # As large as the vocabulary for every row, so made when a request first needs them.
         self.counts: Tensor | None = None
         self.in_prompt: Tensor | None = None
@@ -103,15 +109,18 @@ class Chain:
         self.seed[row] = start.seed
         self.drawn[row] = float(needs.noise)
         self.temperature[row] = sampling.temperature if needs.noise else 1.0
-        cut = needs.truncation
-        self.top_k[row] = min(sampling.top_k, self.vocab) if cut and sampling.top_k else self.vocab
-        self.top_p[row] = sampling.top_p if cut and sampling.top_p < 1 else NO_TOP_P
-        self.min_p[row] = sampling.min_p if cut else 0.0
-        self.xtc[row, 0] = sampling.xtc_probability if cut else 0.0
-        self.xtc[row, 1] = sampling.xtc_threshold
+        self._start_cuts(row, sampling)
         self._start_counts(row, start.prompt, sampling)
         self._start_bias(row, sampling)
         self._start_quiet(start)
+
+    def _start_cuts(self, row: int, sampling: Sampling) -> None:
+        cut, cuts = self.needs[row].truncation, self.cuts
+        cuts.top_k[row] = min(sampling.top_k, self.vocab) if cut and sampling.top_k else self.vocab
+        cuts.top_p[row] = sampling.top_p if cut and sampling.top_p < 1 else NO_TOP_P
+        cuts.min_p[row] = sampling.min_p if cut else 0.0
+        cuts.xtc[row, 0] = sampling.xtc_probability if cut else 0.0
+        cuts.xtc[row, 1] = sampling.xtc_threshold
 
     def _start_counts(self, row: int, prompt: Sequence[int], sampling: Sampling) -> None:
         if self.needs[row].penalties and self.counts is None:
@@ -156,7 +165,14 @@ class Chain:
 
     def apply(self, logits: Tensor, rows: Tensor, needs: Needs, positions: Tensor, seen: Seen) -> Tensor:
         """logits [B, W, V] for tokens at positions [B, W] -> scores: log weights, -inf where cut off."""
-        scores = logits
+        if fused(logits):
+            scores: Tensor = sampler().score(self, logits, rows, needs, positions, seen)
+        else:
+            scores = self._score(logits, rows, needs, positions, seen)
+        return truncate(scores, rows, positions, self.cuts) if needs.truncation else scores
+
+    def _score(self, scores: Tensor, rows: Tensor, needs: Needs, positions: Tensor, seen: Seen) -> Tensor:
+        """All steps that take each token for itself."""
         if needs.penalties:
             scores = self._penalise(scores, rows, seen)
         if needs.bias and self.bias is not None:
@@ -168,8 +184,6 @@ class Chain:
             scores = scores.masked_fill(~self._bits(seen.masks), -torch.inf)
         if needs.noise:
             scores = scores / self.temperature[rows, None, None]
-        if needs.truncation:
-            scores = self._truncate(scores, rows, positions)
         return scores
 
     def _bits(self, masks: Tensor) -> Tensor:
@@ -189,24 +203,13 @@ class Chain:
         scores = torch.where(output | self.in_prompt[rows, None], strained, scores)
         return scores - (frequency[..., None] * counts + presence[..., None] * output)
 
-    def _truncate(self, scores: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        ranked, order = scores.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(self.vocab, device=self.device)
-        keep = rank < self.top_k[rows, None, None]
-        share = ranked.masked_fill(~keep, -torch.inf).softmax(-1)
-        keep = keep & ((share.cumsum(-1) - share < self.top_p[rows, None, None]) | (rank == 0))  # [B, W, V] from here
-        keep &= share >= self.min_p[rows, None, None] * share[..., :1]
-        probability, threshold = self.xtc[rows, None].split(1, -1)  # [B, 1, 1]
-        share = ranked.masked_fill(~keep, -torch.inf).softmax(-1)
-        viable = (share >= threshold).sum(-1, keepdim=True)
-        coin = noise.uniform(self.seed[rows], noise.XTC, positions)[..., None] < probability
-        keep &= ~(coin & (rank < viable - 1))  # of the viable tokens only the last stays
-        return scores.masked_fill(torch.empty_like(keep).scatter_(-1, order, ~keep), -torch.inf)
-
-    def add_noise(self, scores: Tensor, rows: Tensor, stream: int, positions: Tensor) -> Tensor:
-        """Gumbel noise on scores [B, W, V], none on greedy rows': the best of the sums is a draw."""
+    def draw(self, scores: Tensor, rows: Tensor, stream: int, positions: Tensor) -> Tensor:
+        """A draw by scores [B, W, V] -> [B, W]: the best with Gumbel noise on them, and none on greedy rows'."""
+        if fused(scores):
+            found: Tensor = sampler().draw(self, scores, rows, stream, positions)
+            return found
         gumbel = noise.gumbel(self.seed[rows], stream, positions, self.vocab)
-        return scores + gumbel * self.drawn[rows, None, None]
+        return best(scores + gumbel * self.drawn[rows, None, None])
 
     def count(self, layout: Layout, tokens: Tensor, kept: Tensor) -> None:
         """Count as output the first `kept` [B] of each row's tokens [N], where a row has penalties."""

@@ -35,13 +35,13 @@ def _paths(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         against = reason_against(device)
         mine = f"plain PyTorch: {against}" if against else "Triton"
-        prompts = f"cuBLAS and {mine}"
+        prompts = f"cuBLAS and {mine}" if against else "cuBLAS and Triton, captured graphs"
         rounds = "call by call" if against else "captured graphs"
     else:
         mine = prompts = "compiled C" if library() else "plain PyTorch: no C compiler was found"
         rounds = "recorded calls" if library() else "call by call"
-    names = ("linear layers", "attention", "Gated DeltaNet", "experts", "norms")
-    return {"rounds": rounds, **dict.fromkeys(names, mine), "sampling": "plain PyTorch", "prompts": prompts}
+    names = ("linear layers", "attention", "Gated DeltaNet", "experts", "norms", "sampling")
+    return {"rounds": rounds, **dict.fromkeys(names, mine), "prompts": prompts}
 
 
 def _copy(device: torch.device) -> float:

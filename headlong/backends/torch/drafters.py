@@ -10,7 +10,7 @@ from torch import Tensor
 from headlong.backends.torch.cache import Cache
 from headlong.backends.torch.chain import Chain, Rule, Seen
 from headlong.backends.torch.kernels import noise
-from headlong.backends.torch.kernels.pick import best, last_kept
+from headlong.backends.torch.kernels.pick import best, best_word, last_kept
 from headlong.backends.torch.models.base import Head
 from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import BACKLOG, Backlog, Feed
@@ -91,7 +91,7 @@ class HeadDrafter:
         self.head.learn(feed.tokens)
         self._cold = False
         rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
-        drafts = rows.index.new_zeros(len(depths), depths[0])
+        drafts = rows.index.new_zeros(depths[0], len(depths))
         probs = self._room_for_probs(rows.rows, depths[0])
         for j in range(depths[0]):
             if j:
@@ -101,11 +101,11 @@ class HeadDrafter:
             hidden, logits = self.feed(rows, rows.index, rows.offsets, starts, counts, hidden, tokens)
             self._cold |= self.feed.cold
             starts = starts + counts
-            tokens, shares = self._pick(rows, logits, starts, drafts[:, :j])
-            drafts[: len(tokens), j] = tokens
+            tokens = drafts[j, : len(rows.rows)]
+            shares = self._pick(rows, logits, starts, drafts[:j].T, tokens)
             if probs is not None and shares is not None:
                 probs[: len(shares), j] = shares
-        return Proposal(drafts, probs)
+        return Proposal(drafts.T, probs)
 
     def _catch_up(self, rows: Sequence[int], least: int) -> None:
         """Feed what was set aside of those rows that have at least so many pairs."""
@@ -128,31 +128,30 @@ class HeadDrafter:
     ) -> tuple[Tensor, Tensor]:
         """Pairs [N, H] and [N], of which `counts` [B] count -> outputs at each row's last, [B, H], and their logits."""
         out = self.head(hidden, tokens, Window(self.cache, layout.at(index, offsets), starts, counts))
-        last = last_kept(out, offsets, counts)
+        last = out if layout.widest == 1 else last_kept(out, offsets, counts)
         return last, self.head.logits(last)
 
-    def _pick(self, rows: Layout, logits: Tensor, ends: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A draft [B] from logits [B, V], or of the head's words, of what was fed before ends [B], through the target's
-        own chain, and of rows under the rejection rule the distribution, [R, V]."""
-        tokens, shares, chain, words = best(logits), None, self.chain, self.head.words
-        if words is not None:
-            tokens = words[tokens]
+    def _pick(self, rows: Layout, logits: Tensor, ends: Tensor, drafts: Tensor, to: Tensor) -> Tensor | None:
+        """Drafts to [B], after those so far [B, j], from logits [B, V], or of the head's words, of what was fed before
+        ends [B], through the target's own chain; of rows under the rejection rule the distribution, [R, V]."""
+        shares, chain, words = None, self.chain, self.head.words
+        best_word(logits, words, to)
         # A coupled row's draft uses the target's noise, so that the two agree as often as they can.
         for rule, stream in ((Rule.COUPLED, noise.TARGET), (Rule.REJECTION, noise.DRAFT)):
             asking = chain.under(rule, rows.rows)
             if asking:
                 part = rows.part(asking)
-                index, which, needs = part.layout.index, part.which, chain.needs_of(part.layout.rows)
-                before, positions = drafts[which], ends[which, None] + 1
+                index, needs = part.layout.index, chain.needs_of(part.layout.rows)
+                before, positions = drafts[part.which], ends[part.which, None] + 1
                 seen = Seen(before, torch.ones_like(before, dtype=torch.bool)[:, None])
-                mine = logits[which] if words is None else _spread(logits[which], words, chain.vocab)
+                mine = part.of_rows(logits)
+                mine = mine if words is None else _spread(mine, words, chain.vocab)
                 scores = chain.apply(mine[:, None], index, needs, positions, seen)
                 if rule is Rule.REJECTION:
                     shares = scores.softmax(-1)[:, 0]
-                if needs.noise:
-                    scores = chain.add_noise(scores, index, stream, positions)
-                tokens[which] = best(scores)[:, 0]
-        return tokens, shares
+                chosen = chain.draw(scores, index, stream, positions) if needs.noise else best(scores)
+                to[part.which] = chosen[:, 0]
+        return shares
 
     def _room_for_probs(self, rows: Sequence[int], depth: int) -> Tensor | None:
         count = len(self.chain.under(Rule.REJECTION, rows))

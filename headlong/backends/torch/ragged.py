@@ -102,7 +102,8 @@ class Layout:
             grid, which, flat = self.grid.part(places)
             sizes = None if self._sizes is None else self._sizes[which]
             rows = tuple(self.rows[b] for b in places)
-            self._parts[places] = Part(Layout(rows, grid, self.index[which], sizes), which, flat)
+            whole = places == tuple(range(len(self.rows)))
+            self._parts[places] = Part(Layout(rows, grid, self.index[which], sizes), which, flat, whole)
         return self._parts[places]
 
     def ones(self, count: int) -> "Layout":
@@ -150,6 +151,15 @@ class Part:
     layout: Layout
     which: Tensor  # [b]: their places in the whole batch
     flat: Tensor  # [n]: their tokens' places in the whole flat order
+    whole: bool  # it is the whole batch
+
+    def of_tokens(self, x: Tensor) -> Tensor:
+        """[N, ...] -> [n, ...]."""
+        return x if self.whole else x[self.flat]
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """[B, ...] -> [b, ...]."""
+        return x if self.whole else x[self.which]
 
 
 def _offsets(widths: tuple[int, ...]) -> list[int]:

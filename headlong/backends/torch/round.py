@@ -13,6 +13,7 @@ from headlong.backends.torch.accept import Trial, Verdict, accept
 from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain, Rule
 from headlong.backends.torch.drafters import Drafter
+from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.models.base import Model
 from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import Feed
@@ -125,8 +126,7 @@ class Rounds:
         watch.mark()
         self._place_given(plan)
         layout = self.cache.layout(tuple(row.row for row in plan), tuple(1 + row.verify for row in plan))
-        starts = self.length[layout.index]
-        window = self.windows[layout.token_rows, layout.steps]
+        starts, window = self._look_up(layout)
         hidden, logits = self.verify(layout, layout.index, layout.offsets, starts, window)
         # Only now: a device that runs by itself is busy meanwhile.
         masks = {row.row: self._tensor(row.masks()) for row in plan if row.masks}
@@ -156,6 +156,14 @@ class Rounds:
     def _tensor(self, masks: "NDArray[np.int32]") -> Tensor:
         return torch.from_numpy(masks).to(self.cache.device, non_blocking=True)
 
+    def _look_up(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Where the rows' windows start [B], and what they hold [N]."""
+        if fused(self.length):
+            sizes = layout.tokens, layout.widest
+            starts, window = verdicts().look_up(layout.index, self.length, self.windows, layout.offsets, sizes)
+            return starts, window
+        return self.length[layout.index], self.windows[layout.token_rows, layout.steps]
+
     def _verify(
         self, layout: Layout, index: Tensor, offsets: Tensor, starts: Tensor, window: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -165,10 +173,14 @@ class Rounds:
         return hidden, self.model.logits(hidden)
 
     def _commit(self, feed: Feed) -> None:
-        layout, lengths = feed.layout, feed.lengths
-        self.length[layout.index] = lengths
-        self.windows[layout.index, 0] = feed.tokens[layout.offsets[:-1] + feed.kept - 1]
-        self.cache.kept[layout.index] = feed.kept
+        layout = feed.layout
+        if fused(feed.kept):
+            state = self.length, self.windows, self.cache.kept
+            verdicts().commit(layout.index, feed.starts, layout.offsets, feed.tokens, feed.kept, state)
+        else:
+            self.length[layout.index] = feed.lengths
+            self.windows[layout.index, 0] = feed.tokens[layout.offsets[:-1] + feed.kept - 1]
+            self.cache.kept[layout.index] = feed.kept
         self.chain.count(layout, feed.tokens, feed.kept)
         for row, width in zip(layout.rows, layout.widths, strict=True):
             self.cache.widths[row] = width
@@ -184,7 +196,8 @@ class Rounds:
         if drafting:
             self._draft(feed.part(drafting), [depths[b] for b in drafting])
 
-    def _draft(self, feed: Feed, depths: Sequence[int]) -> None:
+    def _draft(self, feed: Feed, depths: Sequence[int]) -> Tensor:
+        """Leave proposals for the next windows, and give them [B, D]."""
         assert self.drafter is not None
         proposal = self.drafter.draft(feed, depths)
         depth = proposal.tokens.shape[1]
@@ -196,6 +209,7 @@ class Rounds:
             if probs is None:
                 probs = torch.nn.functional.one_hot(proposal.tokens[part.which], self.chain.vocab).float()
             self._room_for_probs()[part.layout.index, :depth] = probs
+        return proposal.tokens
 
     def _room_for_probs(self) -> Tensor:
         """Made when a row first needs it: it is as large as the vocabulary for every row and draft."""

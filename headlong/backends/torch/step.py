@@ -59,8 +59,9 @@ class Window:
         cache, layout = self.cache, self.layout
         if fused(starts):
             sizes = layout.tokens, cache.limits.page, SPARE_PAGE
-            found = places().place(layout.index, starts, layout.offsets, counts, cache.table, sizes)
-            return Places(layout, *found), Kept(layout.index, cache.kept[layout.index], MAX_WIDTH)
+            tables = cache.table, cache.kept
+            *found, kept = places().place(layout.index, starts, layout.offsets, counts, *tables, sizes)
+            return Places(layout, *found), Kept(layout.index, kept, MAX_WIDTH)
         positions = starts[layout.owners] + layout.steps
         table = cache.table[layout.index]
         page_index = (positions // cache.limits.page).clamp_(max=table.shape[1] - 1)

@@ -17,6 +17,7 @@ from headlong.backends.torch.cache import Cache, CacheShape
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import HeadDrafter, Proposal, Right
 from headlong.backends.torch.kernels import noise
+from headlong.backends.torch.kernels.truncate import Cuts
 from headlong.backends.torch.round import Rounds
 from headlong.engine.request import Limits, RowPlan, Sampling, Start
 from tests import tiny
@@ -34,6 +35,7 @@ class Table:
     """Target or head: a hidden state is the last token, and its logits a row of the table."""
 
     cache_shape = CacheShape(attention_layers=0, kv_heads=1, head_dim=1)
+    words = None
 
     def __init__(self, logits, head=None):
         self.table, self.head = logits, head
@@ -43,6 +45,9 @@ class Table:
 
     def logits(self, hidden, step=None):
         return self.table[hidden[:, 0].long()]
+
+    def learn(self, tokens):
+        pass
 
 
 def tables(vocab, kind):
@@ -93,6 +98,8 @@ def _same_for_all(chain, sampling, rows, first_seed):
             setattr(chain, name, value.repeat(rows, *[1] * (value.dim() - 1)))
     chain.rows, chain.needs, chain.rules = rows, chain.needs * rows, chain.rules * rows
     chain.seed = torch.arange(first_seed, first_seed + rows)
+    cuts = {name: value.repeat(rows, *[1] * (value.dim() - 1)) for name, value in vars(chain.cuts).items()}
+    chain.cuts = Cuts(**cuts | {"seed": chain.seed})
     return chain
 
 
@@ -263,12 +270,11 @@ def redraw_from_p(monkeypatch):
     """After a rejection a fresh draw from p, as if the residual did not matter."""
     rejection = accept._rejection
 
-    def careless(scored, proposed, seed):
-        accepted, _ = rejection(scored, proposed, seed)
+    def careless(scored, proposed, chain):
+        accepted, _ = rejection(scored, proposed, chain)
         p = scored.scores.softmax(-1).gather(1, accepted[:, None, None].expand(-1, 1, scored.scores.shape[-1]))[:, 0]
         position = scored.positions.gather(1, accepted[:, None])
-        gumbel = noise.gumbel(seed, noise.RESIDUAL, position, p.shape[-1])[:, 0]
-        return accepted, (p.log() + gumbel).argmax(-1)
+        return accepted, chain.draw(p.log()[:, None], scored.layout.index, noise.RESIDUAL, position)[:, 0]
 
     monkeypatch.setattr(accept, "_rejection", careless)
 

@@ -55,6 +55,22 @@ def recurrence() -> ModuleType:
     return _kernels("delta")
 
 
+def noises() -> ModuleType:
+    return _kernels("noise")
+
+
+def sampler() -> ModuleType:
+    return _kernels("sampling")
+
+
+def truncation() -> ModuleType:
+    return _kernels("truncate")
+
+
+def verdicts() -> ModuleType:
+    return _kernels("verdict")
+
+
 def mixtures() -> ModuleType:
     return _kernels("experts")
 

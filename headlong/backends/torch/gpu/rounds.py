@@ -206,7 +206,7 @@ class GraphRounds(Rounds):
     def _look(self, captured: Captured) -> None:
         layout = captured.layout()
         self.length[self._spare].zero_()
-        starts, window = self.length[layout.index], self.windows[layout.token_rows, layout.steps]
+        starts, window = self._look_up(layout)
         captured.hidden, logits = self._verify(layout, layout.index, layout.offsets, starts, window)
         masks = {}
         if captured.masks is not None:
@@ -221,11 +221,9 @@ class GraphRounds(Rounds):
 
     def _leave(self, captured: Captured) -> None:
         feed, shape = self._feed(captured), captured.shape
-        layout = feed.layout
         parts = [feed.kept[:, None], feed.tokens.view(-1, shape.width)]
         if shape.depth:
-            self._draft(feed, [shape.depth] * len(layout.rows))
-            parts.append(self.windows[layout.index, 1 : 1 + shape.depth])
+            parts.append(self._draft(feed, [shape.depth] * len(feed.layout.rows)))
         elif shape.follows:
             assert self.drafter is not None
             self.drafter.follow(feed)

@@ -6,6 +6,7 @@
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.gpu.paths import fused, noises
 from headlong.backends.torch.native.library import Kernels, library
 
 WORD = 0xFFFFFFFF
@@ -20,6 +21,9 @@ XTC = 5  # the coin of the XTC step
 
 def uniform(seed: Tensor, stream: int | Tensor, position: Tensor) -> Tensor:
     """seed [B], stream (one, or [B, 1]), position [B, W] -> float64 in (0, 1), [B, W]."""
+    if fused(seed) and isinstance(stream, int):
+        found: Tensor = noises().uniform(seed, stream, position)
+        return found
     low, high = _keys(seed, stream, position)
     return (_mix(low ^ high).double() + 0.5) / 2**32
 

@@ -9,9 +9,9 @@ from headlong.backends.torch.native.library import library
 
 def best(scores: Tensor) -> Tensor:
     """[..., V] -> [...]: the token with the highest score, the first of equals."""
-    if fused(scores) and scores.dim() == 2:
-        found: Tensor = places().best(scores)
-        return found
+    if fused(scores):
+        found: Tensor = places().best(scores.flatten(0, -2))
+        return found.view(scores.shape[:-1])
     lib = library(scores)
     if lib is None:
         return scores.argmax(-1)
@@ -19,6 +19,15 @@ def best(scores: Tensor) -> Tensor:
     tokens = torch.empty(scores.shape[:-1], dtype=torch.long)
     lib.best(tokens.data_ptr(), scores.data_ptr(), tokens.numel(), scores.shape[-1])
     return tokens
+
+
+def best_word(scores: Tensor, words: Tensor | None, to: Tensor) -> None:
+    """Of scores [N, S] of some words [S], or of all tokens, the best one's token to [N]."""
+    if fused(scores):
+        places().best(scores, words, to)
+    else:
+        token = best(scores)
+        to.copy_(token if words is None else words[token])
 
 
 def embed(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -34,6 +43,9 @@ def embed(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 def last_kept(x: Tensor, offsets: Tensor, kept: Tensor) -> Tensor:
     """x [N, H] of rows at offsets [B + 1] -> [B, H]: the last of those that each row keeps, of which there is one."""
+    if fused(x):
+        found: Tensor = places().last_kept(x, offsets, kept)
+        return found
     lib = library(x)
     if lib is None:
         return x[offsets[:-1] + kept - 1]

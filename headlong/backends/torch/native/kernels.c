@@ -19,6 +19,7 @@
 #include "delta.h"
 #include "rounds.h"
 #include "noise.h"
+#include "truncate.h"
 
 typedef struct {
     void (*kernel)(const void *arguments);

@@ -44,6 +44,7 @@ SIGNATURES = {
     "accept_coupled": "pppppl",
     "set_aside": "pppppppppplll",
     "gumbel": "pppplll",
+    "truncate_scores": "ppppppll",
     "replay": "pl",
 }
 

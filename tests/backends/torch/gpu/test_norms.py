@@ -57,6 +57,19 @@ def test_the_first_of_the_best_tokens(device, normal):
     scores[1, [700, 9000, 19999]] = 99.0
     scores[2] = -torch.inf
     assert places.best(scores).tolist() == [int(scores[0].argmax()), 700, 0]
+    words, to = torch.arange(20000, device=device).flip(0), torch.zeros(2, 3, dtype=torch.long, device=device)
+    places.best(scores, words, to[1])
+    assert to.tolist() == [[0, 0, 0], [int(words[scores[0].argmax()]), 19299, 19999]]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")
+def test_a_token_where_no_score_is_a_number(device):
+    assert 0 <= places.best(torch.full((1, 20000), torch.nan, device=device)).item() < 20000
+
+
+def test_the_last_that_is_kept(device, normal):
+    x, offsets, kept = normal(6, SIZE).to(device), torch.tensor([0, 1, 4, 6]), torch.tensor([1, 2, 2])
+    assert torch.equal(places.last_kept(x, offsets.to(device), kept.to(device)), x[[0, 2, 5]])
 
 
 @pytest.mark.parametrize("counts", [None, [2, 3]])
@@ -64,7 +77,9 @@ def test_places_of_tokens(device, counts):
     table = torch.arange(40, device=device).view(5, 8) + 2
     index, starts, offsets = (torch.tensor(x, device=device) for x in ([4, 1], [5, 30], [0, 3, 6]))
     counted = None if counts is None else torch.tensor(counts, device=device)
-    positions, write_pages, read_pages = places.place(index, starts, offsets, counted, table, (6, 4, 1))
+    last = torch.tensor([0, 7, 0, 0, 2], device=device)
+    positions, write_pages, read_pages, kept = places.place(index, starts, offsets, counted, table, last, (6, 4, 1))
     assert positions.tolist() == [5, 6, 7, 30, 31, 32]
     assert write_pages.tolist() == [35, 35, 35 if counts is None else 1, 17, 17, 17]  # the last stands past its table
     assert torch.equal(read_pages, table[index])
+    assert kept.tolist() == [2, 7]
