@@ -101,7 +101,7 @@ class Tuned:
 
     def _choice(self, kind: str, count: int, rate: float) -> Choice:
         rows = [Steady(rate, self.limits.depth) for _ in range(count)]
-        DepthController(self.costs, self.limits.depth).plan(rows, kind)
+        DepthController(self.costs, self.limits.depth, self.limits.depths).plan(rows, kind)
         depths = [row.now for row in rows]  # what is chosen; the plan itself may try something else
         steps = [sum(depth > step for depth in depths) for step in range(max(depths))]
         tokens = count + sum(sum(row.reach(HEAD, depth)) for row, depth in zip(rows, depths, strict=True))

@@ -40,7 +40,7 @@ CREDIT = 3.0  # most rounds of it saved up, and what a new engine starts with
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
 FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
 SERIES = 8  # most probes in a row
-NEARBY = 2  # how much deeper than the chosen depth: far ones cost too much to try
+NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
 FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WAIT rounds
 
@@ -233,7 +233,9 @@ class RowDepth:
 class Scene:
     """One plan's numbers. A plan costs table[its drafts] + steps[its deepest row], at the machine's usual speed."""
 
-    def __init__(self, rows: Sequence[RowDepth], costs: RoundCosts, kind: str, deepest: int) -> None:
+    def __init__(self, rows: Sequence[RowDepth], costs: RoundCosts, kind: str, depths: Sequence[int]) -> None:
+        deepest = max(depths)
+        self.depths = depths  # that may be chosen, the least first
         self.auto = [row for row in rows if row.asked is None and row.cap > 0]
         self.reach = [row.reach(HEAD, min(row.cap, deepest)) for row in self.auto]
         fixed = [row.reach(HEAD, row.now) for row in rows if row.asked]
@@ -263,7 +265,7 @@ class Scene:
     # --- the best plan -------------------------------------------------------------------------------------------
 
     def search(
-        self, reaches: Sequence[Sequence[float]], table: Sequence[float], deepest: int | None = None
+        self, reaches: Sequence[Sequence[float]], table: Sequence[float], depths: Sequence[int] | None = None
     ) -> tuple[float, list[int]]:
         """The rate of the best plan, and its depths: one for all, without the rows that would rather rest.
 
@@ -273,8 +275,7 @@ class Scene:
         best = self._tokens(0.0) / (table[0] + self.steps[self.fixed_deepest]), [0] * len(reaches)
         gives = [[log1p(tokens) for tokens in accumulate(reach, initial=0.0)] for reach in reaches]
         fell = 0
-        most = len(self.steps) - 1 if deepest is None else min(deepest, len(self.steps) - 1)
-        for depth in range(1, most + 1):
+        for depth in self.depths if depths is None else depths:
             shares = [
                 (give[least] / least, least, row)
                 for row, give in enumerate(gives)
@@ -313,7 +314,9 @@ class Scene:
         reaches = [
             row.acceptance.hopeful(HEAD, len(reach), row.now) for row, reach in zip(self.auto, self.reach, strict=True)
         ]
-        return self.search(reaches, table, NEARBY + max(row.now for row in self.auto))
+        now = max(row.now for row in self.auto)
+        within = sum(depth <= now for depth in self.depths)
+        return self.search(reaches, table, self.depths[: within + NEARBY])
 
     # --- any plan ------------------------------------------------------------------------------------------------
 
@@ -347,9 +350,11 @@ class Scene:
 class DepthController:
     """Chooses all rows' depths together. Each round: plan, the round, then costs.record, record and row.record."""
 
-    def __init__(self, costs: RoundCosts, deepest: int) -> None:
+    def __init__(self, costs: RoundCosts, deepest: int, depths: Sequence[int] = ()) -> None:
+        """`depths` are those to choose from; all to the deepest, if none are named."""
         self.costs = costs
         self.deepest = deepest
+        self._depths = depths or range(1, deepest + 1)
         self.acceptance = Acceptance()
         self._rows: list[RowDepth] = []
         self._scene: Scene | None = None
@@ -369,7 +374,7 @@ class DepthController:
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
         if (same and self._clock < self._wake) or not any(row.asked is None and row.cap > 0 for row in rows):
             return [row.now for row in rows]
-        scene = self._scene = Scene(rows, self.costs, kind, self.deepest)
+        scene = self._scene = Scene(rows, self.costs, kind, self._depths)
         depths = self._settle(scene, same)
         scene.annotate(depths)
         tried = self._try(scene, depths)

@@ -151,6 +151,7 @@ class Limits:
     depth: int  # most drafts a round, whoever makes them
     drafter: str  # what the backend itself drafts with: "mtp" or "none"
     no_draft_reason: str  # why drafter is "none"; empty otherwise
+    depths: tuple[int, ...] = ()  # to choose from where nobody asked for one; all, if none are named
     page_bytes: int = 0  # of one page in all layers
     overlaps: bool = False  # whether the host is free while a round runs
     device: str = ""  # where and in which type it runs, for people to read
@@ -233,6 +234,7 @@ class RoundResult:
     verify_s: float = 0.0
     draft_s: float = 0.0
     cold: bool = False  # it took longer than the next ones like it will
+    prompt_s: float = 0.0  # of the chunks since the round before, where a device runs them behind the host
 
 
 # --- engine to people --------------------------------------------------------------------------------------------

@@ -133,6 +133,19 @@ def test_rows_of_different_luck_have_different_depths(rows):
     assert mean(shares) >= 0.97, shares
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_only_depths_that_are_named_are_chosen(rows):
+    """Where every other shape of a round is dear at first; an asked depth is another matter."""
+    named = (1, 2, 5, 8)
+    simulation = Simulation("gpu", [0.8] * rows, controller=DepthController(RoundCosts(), 8, named))
+    seen = set()
+    for _ in range(300):
+        simulation.round()
+        seen |= set(simulation.left)
+    assert seen <= {0, *named}
+    assert simulation.run(300) >= 0.97 * max(simulation.fixed(depth) for depth in named)
+
+
 def test_rows_that_do_not_draft_lose_no_more_than_others_gain():
     """On a machine whose rounds cost by the token, drafts of half the rows are mostly paid by the other half."""
     simulation = Simulation("cpu", [0.8] * 8)
@@ -220,7 +233,7 @@ def test_no_other_depth_for_some_or_all_is_better(machine):
     for row, kept in zip(rows, (4, 2, 0, 1), strict=True):
         for _ in range(20):
             row.record(HEAD, 4, kept)
-    scene = Scene(rows, costs, "plain", 4)
+    scene = Scene(rows, costs, "plain", range(1, 5))
     rate, depths = scene.search(scene.reach, scene.table)
     plans = [[depth * drafts for drafts in some] for depth in range(5) for some in product((0, 1), repeat=3)]
     best = max(scene.gives(plan) / scene.cost(plan) for plan in plans)
