@@ -24,7 +24,7 @@ from headlong.backends.torch.kernels.noise import XTC as XTC_STREAM
 if TYPE_CHECKING:
     from headlong.backends.torch.kernels.truncate import Cuts
 
-ROOM = 1 << 16  # tokens that are gathered; where more matter, the search reads all
+ROOM = 1 << 15  # tokens that are gathered; where more matter, the search reads all
 
 FEW, MANY = tl.constexpr(128), tl.constexpr(1024)  # tokens that a search looks at in one go
 BINS = tl.constexpr(512)
