@@ -188,34 +188,35 @@ def _serving(args: argparse.Namespace) -> "Serving":
 
 @contextmanager
 def _log(quiet: bool, verbose: bool) -> Iterator[None]:
-    """The server's lines on standard error, each with its time. Tracebacks are for -v."""
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING if quiet else logging.INFO)
-    handler.setFormatter(_Line("%(asctime)s %(message)s", "%H:%M:%S", with_traces=verbose))
-    loggers = [logging.getLogger(name) for name in ("headlong.server", "uvicorn.error")]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
-    loggers[0].setLevel(logging.INFO)
-    loggers[1].setLevel(logging.WARNING)
+    """The server's lines on standard error, each with its time; what broke too, in a line, or with -v at length."""
+    lines, faults = logging.StreamHandler(), logging.StreamHandler()
+    lines.setLevel(logging.WARNING if quiet else logging.INFO)
+    faults.addFilter(lambda record: bool(record.exc_info) and not verbose)  # the door shows them with -v
+    loggers = {"headlong.server": lines, "uvicorn.error": lines, "headlong": faults}
+    for name, handler in loggers.items():
+        handler.setFormatter(_Line(with_traces=verbose))
+        logging.getLogger(name).addHandler(handler)
+    logging.getLogger("headlong.server").setLevel(logging.INFO)
+    logging.getLogger("headlong.server").propagate = False
     try:
         yield
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+        for name, handler in loggers.items():
+            logging.getLogger(name).removeHandler(handler)
 
 
 class _Line(logging.Formatter):
     """One line a record; what went wrong by its name alone, unless traces are wanted."""
 
-    def __init__(self, form: str, time: str, with_traces: bool) -> None:
-        super().__init__(form, time)
+    def __init__(self, with_traces: bool) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
         self._with_traces = with_traces
 
     def format(self, record: logging.LogRecord) -> str:
         if record.exc_info and not self._with_traces:
             kind, error, _ = record.exc_info
-            named = f"{kind.__name__}: {error}" if kind else ""
-            record = logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None})
-            record.msg, record.args = f"{record.msg.strip()}: {named}; serve with -v to see where", ()
+            told = (
+                f"{record.getMessage().strip()}: {kind.__name__ if kind else ''}: {error}; serve with -v to see where"
+            )
+            record = logging.makeLogRecord({"created": record.created, "msg": " ".join(told.split())})
         return super().format(record)

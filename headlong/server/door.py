@@ -18,6 +18,8 @@ from headlong.server.service import Visit
 from headlong.server.serving import Serving
 
 GUARDED = ("/v1", "/metrics")
+LONGEST_LENGTH = 18  # digits of a body's length that are worth reading
+LONGEST_USER = 64  # characters in the log
 GONE = 499  # the client left before its answer was there, as nginx has it
 LOG = logging.getLogger("headlong.server.access")
 
@@ -33,7 +35,7 @@ class Door:
             await self.app(scope, receive, send)
             return
         visit = scope["visit"] = Visit()
-        status = GONE
+        status: int | None = None
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -44,6 +46,7 @@ class Door:
         try:
             self._check(scope)
             await self.app(scope, _limited(receive, self.serving.max_body), sending)
+            status = status or GONE
         except (Refusal, HeadlongError) as error:
             refusal = error if isinstance(error, Refusal) else refusal_of(error)
             visit.refused = refusal.message
@@ -51,11 +54,7 @@ class Door:
         except ClientDisconnect:
             status = GONE
         finally:
-            metrics: Metrics = scope["app"].state.service.metrics
-            metrics.statuses[status] += 1
-            if visit.prompt_tokens:
-                metrics.request.observe(monotonic() - visit.began)
-            LOG.info(_line(scope, status, visit))
+            _record(scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, visit)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -64,7 +63,7 @@ class Door:
         elif scope["path"].startswith(GUARDED) and scope["method"] != "OPTIONS":
             self._check_key(headers)
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.serving.max_body:
+        if length.isdecimal() and (len(length) > LONGEST_LENGTH or int(length) > self.serving.max_body):
             raise _too_large(self.serving.max_body)
 
     def _check_key(self, headers: Headers) -> None:
@@ -107,6 +106,14 @@ def _too_large(most: int) -> Refusal:
     return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large")
 
 
+def _record(scope: Scope, status: int, visit: Visit) -> None:
+    metrics: Metrics = scope["app"].state.service.metrics
+    metrics.statuses[status] += 1
+    if visit.prompt_tokens:
+        metrics.request.observe(monotonic() - visit.began)
+    LOG.info(_line(scope, status, visit))
+
+
 def _line(scope: Scope, status: int, visit: Visit) -> str:
     client = scope["client"][0] if scope.get("client") else "-"
     path = scope["raw_path"].decode("latin-1")
@@ -120,7 +127,7 @@ def _line(scope: Scope, status: int, visit: Visit) -> str:
     if visit.finish:
         parts.append(visit.finish)
     if visit.user:
-        parts.append(f"user {visit.user!r}")
+        parts.append(f"user {visit.user[:LONGEST_USER]!r}")
     if visit.refused:
         parts.append(visit.refused)
     return " ".join(parts[:5]) + "".join(f", {part}" for part in parts[5:])

@@ -1,5 +1,6 @@
 """Bodies on the wire: read, checked against their schema, and refused by the name of the field that is wrong."""
 
+import asyncio
 import json
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from starlette.requests import Request
 
 from headlong.server.refusal import Refusal
 
+BODY_S = 30  # for a client to send what it asks
 LONGEST_SHOWN = 60  # characters of a wrong value
 EXTRA, MISSING, NOT_JSON = "extra_forbidden", "missing", "json_invalid"
 
@@ -30,7 +32,12 @@ async def read(request: Request, schema: type[Body]) -> Body:
         found = f"is {kind}" if kind else "is missing"
         message = f"the content type {found}; send JSON, as application/json."
         raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, code="content_type")
-    raw = await request.body()
+    try:
+        async with asyncio.timeout(BODY_S):
+            raw = await request.body()
+    except TimeoutError:
+        message = f"the body did not come within {BODY_S} s; send it faster."
+        raise Refusal(HTTPStatus.REQUEST_TIMEOUT, message, code="body_timeout") from None
     try:
         return schema.model_validate_json(raw)
     except ValidationError as error:

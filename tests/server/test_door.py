@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from headlong.engine.engine import Engine
 from headlong.engine.template import ChatTemplate
 from headlong.engine.text import Text
 from headlong.errors import UserError
+from headlong.server import wire
 from headlong.server.serving import Serving
 from headlong.settings import Settings
 from tests.engine.conftest import byte_tokenizer
@@ -251,6 +253,25 @@ def test_what_breaks_inside_stays_inside(caplog):
         assert '"type":"api_error"' in events.split("event: error")[1]
         assert server.get("/health").status_code == 200
     assert "a secret of the inside" in caplog.text
+
+
+def test_a_mistake_of_ours_is_told_without_its_trace(server, monkeypatch, caplog):
+    monkeypatch.setattr(server.service, "check_model", lambda name: 1 / 0)
+    with caplog.at_level(logging.INFO):
+        got = server.post(CHAT, {"messages": ASK})
+    assert got.status_code == 500
+    assert got.json()["error"]["message"].startswith("something broke inside the server")
+    assert "ZeroDivisionError" in caplog.text
+    assert any(" POST /v1/chat/completions 500 " in message for message in caplog.messages)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(wire, "BODY_S", 0.1)
+    host, port = urlsplit(server.url).netloc.split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(head.encode() + b'{"mess')
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
 def test_threads_at_once_get_what_each_gets_alone(server):

@@ -1,5 +1,6 @@
 """A server's life as a process: started by the command, drained by a signal, killed and started again."""
 
+import logging
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from headlong.cli.main import entrypoint
+from headlong.cli.serve import _log
 from tests.server.conftest import PATIENCE
 from tests.server.test_completions import ASK, CHAT, chunks
 
@@ -158,3 +160,17 @@ def test_flags_that_are_refused(capsys, monkeypatch, flags, code, says):
 def test_a_port_that_is_taken(capsys, server):
     assert entrypoint(["serve", "--port", server.url.rpartition(":")[2]]) == 2
     assert "cannot be served on (Address already in use); choose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("verbose", "lines"), [(False, 1), (True, 4)])
+def test_what_broke_is_in_the_log(capsys, verbose, lines):
+    with _log(quiet=False, verbose=verbose):
+        try:
+            raise RuntimeError("a cable\nwas cut, 100%")
+        except RuntimeError:
+            logging.getLogger("headlong.server").exception("a fault in %s", "here")
+    told = capsys.readouterr().err
+    assert re.match(r"\d\d:\d\d:\d\d a fault in here", told)
+    assert told.count("\n") >= lines
+    if not verbose:
+        assert told.endswith(" a fault in here: RuntimeError: a cable was cut, 100%; serve with -v to see where\n")
