@@ -77,7 +77,13 @@ def test_origins_say_which_drafts_were_accepted(server):
 
 
 def test_several_answers_have_seeds_of_their_own(server):
-    body = {"messages": ASK, "max_tokens": 30, "temperature": 1.0, "seed": 7}
+    body = {
+        "messages": ASK,
+        "max_tokens": 30,
+        "temperature": 1.0,
+        "seed": 7,
+        "speculative": {"kind": "mtp", "depth": 2},
+    }
     several = server.post(CHAT, {**body, "n": 3}).json()
     found = chunks(server.post(CHAT, {**body, "n": 3, "stream": True}))
     for place, choice in enumerate(several["choices"]):
