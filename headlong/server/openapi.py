@@ -33,6 +33,7 @@ REFUSALS = {
     "401": "The API key is missing or wrong.",
     "403": "The server was called by a name that it does not answer to.",
     "404": "There is no such model.",
+    "408": "The body did not come in time.",
     "413": "The body is too long.",
     "415": "The body is not JSON.",
     "429": "As many answers run or wait as may; ask again after Retry-After seconds.",

@@ -5,6 +5,8 @@ from itertools import chain
 
 import pytest
 
+from headlong.server.openai.common import Speculative
+
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 ASK = [{"role": "user", "content": "Write a function that adds two numbers."}]
@@ -74,6 +76,19 @@ def test_origins_say_which_drafts_were_accepted(server):
     assert {origin["position"] for choice in deltas(plain) for origin in choice["origins"]} == {0}
     assert folded(plain) == folded(found)
     assert plain[-1]["speculative"]["reason"] == "the request asked for plain decoding"
+
+
+def test_the_servers_depth_is_for_those_who_do_not_say(serve):
+    server = serve(depth=2)
+    body = {"messages": ASK, "max_tokens": 20}
+
+    def depth(**speculative):
+        return server.post(CHAT, {**body, "speculative": speculative}).json()["speculative"]["depth"]
+
+    assert server.post(CHAT, body).json()["speculative"]["depth"] == depth(kind="mtp") == 2
+    assert depth(depth=4) == 4
+    assert depth(depth=0) == 0
+    assert Speculative(depth="auto").options() == {"draft_kind": "auto", "depth": None}  # said, so not the server's
 
 
 def test_several_answers_have_seeds_of_their_own(server):

@@ -10,6 +10,7 @@ from headlong.server.blocks import CLOSED, GREW, Block, Blocks, Change
 from headlong.server.events import CONTENT, REASONING, Event, Finish
 from headlong.server.refusal import ANTHROPIC_PATH, Refusal
 from headlong.server.respond import sse
+from headlong.server.tools import CALL_CLOSE
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 DELTAS = {CONTENT: ("text_delta", "text"), REASONING: ("thinking_delta", "thinking")}
@@ -63,7 +64,7 @@ class MessageWriter:
     def _stop(self) -> dict[str, Any]:
         (finish,) = self._finishes
         stopped_by = finish.output.stopped_by
-        if finish.reason == "stop" and stopped_by:
+        if finish.reason == "stop" and stopped_by not in ("", CALL_CLOSE):  # that one is ours
             return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
         return {"stop_reason": STOP_REASONS[finish.reason], "stop_sequence": None}
 

@@ -37,8 +37,8 @@ class Speculative(Wire):
     depth: Annotated[int, Field(ge=0, le=8)] | Literal["auto"] = "auto"
 
     def options(self) -> dict[str, Any]:
-        depth = {} if self.depth == "auto" else {"depth": self.depth}
-        return {"draft_kind": self.kind, **depth}
+        depth = None if self.depth == "auto" else self.depth
+        return {"draft_kind": self.kind, **({"depth": depth} if "depth" in self.model_fields_set else {})}
 
 
 class TextPart(Wire):
