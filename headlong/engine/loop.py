@@ -71,6 +71,7 @@ class Loop:
         self.answers: dict[int, Answer] = {}  # by the index of their job, until they end
         self._unwritten: list[Answer] = []  # with tokens of the last round
         self._emitted: list[Emitted] = []  # that nobody was told of yet
+        self._chunks: list[tuple[Answer, int, float]] = []  # since the last round: whose, tokens, seconds of the call
         self._broken: list[Answer] = []  # whose grammar failed in a round that others share
         self._flight: Flight | None = None  # between steps, where the device runs by itself
 
@@ -236,6 +237,7 @@ class Loop:
         seconds = perf_counter() - started
         answer.counts.prefill_s += seconds
         self.totals.record_chunk(seconds)
+        self._chunks.append((answer, len(chunk.tokens), seconds))
 
     # --- rounds --------------------------------------------------------------------------------------------------
 
@@ -262,11 +264,21 @@ class Loop:
         flight, self._flight = self._flight, None
         result = None if flight is None else self._attempt(flight.answers, flight.handle.result)
         if flight is not None and result is not None:
+            busy_s = self._count_late(result.prompt_s) + result.verify_s + result.draft_s
             self._record(flight.parts, result, flight.kind)
-            host_s = max(0.0, perf_counter() - flight.started - result.verify_s - result.draft_s)
+            host_s = max(0.0, perf_counter() - flight.started - busy_s)
             self.controller.costs.record_host(flight.kind, host_s)
             self.totals.record_round(result.verify_s, result.draft_s, host_s)
             _count_seconds(flight.parts, host_s, flight.started)
+
+    def _count_late(self, prompt_s: float) -> float:
+        """What chunks took on a device after their calls had returned, in seconds; they are counted by tokens."""
+        chunks, self._chunks = self._chunks, []
+        late_s = max(0.0, prompt_s - sum(seconds for _, _, seconds in chunks)) if chunks else 0.0
+        for answer, tokens, _ in chunks:
+            answer.counts.prefill_s += late_s * tokens / sum(tokens for _, tokens, _ in chunks)
+        self.totals.seconds["prefill"] += late_s
+        return late_s
 
     def _fly_on(self, flight: Flight) -> bool:
         """Begin the next round before the one under way is known, where nothing but its tokens depends on it.

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -215,3 +216,26 @@ def test_a_stop_string_may_end_a_row_that_has_made_room(overlapping, place):
         output, alone = engine.output(index), plain(request)
         assert (output.tokens, output.text, output.finish_reason) == (alone.tokens, alone.text, alone.finish_reason)
     assert_empty(engine)
+
+
+class Behind(FakeBackend):
+    """Chunks take a device a second each, and their calls nothing."""
+
+    def round(self, plan):
+        done, chunks = super().round(plan), len(self.chunks)
+        self.told, told = chunks, chunks - getattr(self, "told", 0)
+        return SimpleNamespace(result=lambda: replace(done.result(), prompt_s=float(told)))
+
+
+def test_what_chunks_take_behind_the_host_is_theirs(text, end):
+    """Two requests, of three chunks and of one: neither the rounds' host time nor the other's prompt has it."""
+    limits = replace(fake_limits(chunk=8, page=8), overlaps=True)
+    engine = Engine(Behind(walk, limits=limits), text, "fake", (end,), Settings(budget=32))
+    indices = [engine.submit(Request(list(range(first, 50)), max_tokens=3)) for first in (25, 41)]
+    while engine.busy:
+        engine.step()
+    long, short = (engine.output(index).timings for index in indices)
+    assert long.prefill_s == pytest.approx(3.0, abs=0.2)
+    assert short.prefill_s == pytest.approx(1.0, abs=0.2)
+    assert max(long.host_s, short.host_s) < 0.5
+    assert engine.totals.seconds["prefill"] == pytest.approx(4.0, abs=0.2)

@@ -154,7 +154,7 @@ def _limits(settings: Settings, context: int, vocab: int, page_bytes: int, reaso
         rows=settings.rows,
         context=context,
         page=settings.page,
-        chunk=settings.chunk or settings.page * (1 if on_cpu else 4),
+        chunk=settings.chunk or settings.page * (1 if on_cpu else 8),
         pages=_pages(settings, pages_a_row, page_bytes),
         vocab=vocab,
         depth=MAX_DEPTH,

@@ -111,15 +111,24 @@ class Rounds:
         return {**found, **late, **self.chain.views(row), **self.cache.views(row)}
 
     def prefill(self, chunk: Chunk) -> None:
-        tokens = self.cache.send([*chunk.tokens, chunk.after])
-        step = Prefill(self.cache, chunk.row, chunk.start, len(chunk.tokens))
-        hidden = self.model(tokens[:-1], step)
-        self.length[chunk.row] = step.end
-        if self.drafter:  # also of a row that will not draft: others may share its pages
-            self.drafter.prime(hidden, tokens[1:], step)
+        last = self._read(chunk)
         if chunk.draft:
             layout = self.cache.layout((chunk.row,), (1,))
-            self._draft(Feed(layout, step.positions[-1:], hidden[-1:], tokens[-1:], layout.sizes), [chunk.draft])
+            newest = self.length[layout.index] - 1, last, self.cache.send([chunk.after])
+            self._draft(Feed(layout, *newest, layout.sizes), [chunk.draft])
+
+    def _read(self, chunk: Chunk) -> Tensor:
+        """Run a chunk -> the hidden state of its last token, [1, H]."""
+        step = Prefill(self.cache, chunk.row, chunk.start, len(chunk.tokens))
+        return self._take_in(self.cache.send([*chunk.tokens, chunk.after]), step)[-1:]
+
+    def _take_in(self, tokens: Tensor, step: Prefill) -> Tensor:
+        """A chunk's tokens and the one after them, [T + 1] -> hidden [T, H]."""
+        hidden = self.model(tokens[:-1], step)
+        self.length[step.row] = step.end
+        if self.drafter:  # also of a row that will not draft: others may share its pages
+            self.drafter.prime(hidden, tokens[1:], step)
+        return hidden
 
     def run(self, plan: Sequence[RowPlan]) -> "Handle":
         watch = Stopwatch(self.cache.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from headlong.backends.torch.cache import MAX_WIDTH, SPARE_PAGE, Cache
 from headlong.backends.torch.gpu.paths import fused, places
 from headlong.backends.torch.kernels import gated_delta
-from headlong.backends.torch.kernels.attention import Places, chunk_attention, window_attention, write
+from headlong.backends.torch.kernels.attention import Places, Stretch, chunk_attention, window_attention, write
 from headlong.backends.torch.kernels.experts import Mixture, chunk_experts, window_experts
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear, linear_swiglu
@@ -111,10 +111,11 @@ class Prefill:
     """A chunk of one row's prompt, from a position that is a multiple of the chunk length."""
 
     def __init__(self, cache: Cache, row: int, start: int, count: int) -> None:
-        self.cache, self.end = cache, start + count
-        self.row = cache.send([row])
-        self.positions = torch.arange(start, self.end, device=cache.device)
-        self.table = cache.table[row, : -(-self.end // cache.limits.page)]
+        self.cache, self.row, page = cache, cache.send([row]), cache.limits.page
+        self.positions = torch.arange(start, start + count, device=cache.device)
+        self.end = self.positions[-1:] + 1
+        table = cache.table[row, : -(-(start + count) // page)]
+        self.stretch = Stretch(self.positions, table[self.positions // page], table)
 
     def linear(self, x: Tensor, weight: Weight | Int8Weight) -> Tensor:
         return weight.multiply(x)
@@ -126,10 +127,23 @@ class Prefill:
         return chunk_experts(x, mixture)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return chunk_attention(self.cache.pages[layer], self.table, self.positions, q, k, v)
+        return chunk_attention(self.cache.pages[layer], self.stretch, q, k, v)
 
     def remember(self, layer: int, k: Tensor, v: Tensor) -> None:
-        write(self.cache.pages[layer], self.table[self.positions // self.cache.limits.page], self.positions, k, v)
+        write(self.cache.pages[layer], self.stretch.write_pages, self.positions, k, v)
 
     def recur(self, layer: int, projected: Tensor, delta: Delta) -> Tensor:
-        return gated_delta.chunk(delta, self.cache.memories[layer], projected, self.row)
+        return gated_delta.chunk(delta, self.cache.memories[layer], projected, self.row, self.stretch.count)
+
+
+class PaddedPrefill(Prefill):
+    """A chunk of which the first `count` [1] tokens count, of a row [1] from a start [1] on: a captured graph knows
+    nothing of them but where they are."""
+
+    def __init__(self, cache: Cache, row: Tensor, start: Tensor, count: Tensor, tokens: int) -> None:
+        self.cache, self.row, self.end = cache, row, start + count
+        steps, table = torch.arange(tokens, device=cache.device), cache.table[row][0]
+        # Padding stands where the last token does, or past the context it would have no position at all.
+        self.positions = start + torch.minimum(steps, count - 1).clamp_(min=0)
+        own = table[self.positions // cache.limits.page]
+        self.stretch = Stretch(self.positions, torch.where(steps < count, own, SPARE_PAGE), table, count)

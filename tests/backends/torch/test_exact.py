@@ -306,8 +306,8 @@ def chunks_by_size(monkeypatch):
     """Prompt chunks that attend in another order when others run too."""
     attend = attention.chunk_attention
 
-    def careless(pages, table, positions, q, k, v):
-        out = attend(pages, table, positions, q, k, v)
+    def careless(pages, stretch, q, k, v):
+        out = attend(pages, stretch, q, k, v)
         return out * (1 + 2**-22) if len(pages.keys) > 100 else out
 
     monkeypatch.setattr("headlong.backends.torch.step.chunk_attention", careless)

@@ -38,6 +38,7 @@ class _Given(NamedTuple):
     projected: Tensor  # [T, C + heads Dv + 2 heads]: qkv, z, b, a
     stride: int  # from a token to the next
     row: Tensor  # [1]
+    real: Tensor  # [1]: tokens that are no padding, where they are counted
 
 
 class _Held(NamedTuple):
@@ -80,13 +81,15 @@ class _Sizes:
     head_block: int
     past_block: int
     exact: bool
+    counted: bool
 
 
-def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tensor:
-    """A prompt chunk of one settled row [1]: projected [T, ...] -> [T, heads Dv], gated; the memory moves on."""
-    tokens, sizes = projected.shape[0], _sizes(delta, memory, projected.dtype)
+def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor, count: Tensor | None = None) -> Tensor:
+    """A prompt chunk of one settled row [1]: projected [T, ...] -> [T, heads Dv], gated; the memory moves on by the
+    first count [1] tokens, or by all."""
+    tokens, sizes = projected.shape[0], _sizes(delta, memory, projected.dtype, count is not None)
     blocks = triton.cdiv(tokens, BLOCK)
-    given = _Given(projected, projected.stride(0), row)
+    given = _Given(projected, projected.stride(0), row, row if count is None else count)
     held = _Held(memory.states, memory.inputs, delta.conv, delta.decay, delta.dt_bias, delta.norm)
     scratch = _scratch(sizes, blocks, projected)
     out = projected.new_empty(tokens, sizes.heads * sizes.value_dim)
@@ -102,12 +105,12 @@ def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tenso
     return out
 
 
-def _sizes(delta: Delta, memory: Memory, dtype: torch.dtype) -> _Sizes:
+def _sizes(delta: Delta, memory: Memory, dtype: torch.dtype, counted: bool) -> _Sizes:
     (taps, channels), dims = delta.conv.shape, (delta.key_dim, delta.value_dim)
     keys, values = (max(16, triton.next_power_of_2(size)) for size in dims)
     known = (delta.heads, delta.key_heads, *dims, taps, memory.inputs.shape[1], delta.eps, delta.key_dim**-0.5)
     blocks = (keys, values, max(keys, values), triton.next_power_of_2(taps))
-    return _Sizes(*known, channels, *blocks, dtype == torch.float32)
+    return _Sizes(*known, channels, *blocks, dtype == torch.float32, counted)
 
 
 def _scratch(sizes: _Sizes, blocks: int, like: Tensor) -> _Scratch:
@@ -132,7 +135,7 @@ def _mix(given, held, scratch, tokens, sizes: tl.constexpr, BLOCK: tl.constexpr,
     kind: tl.constexpr = scratch.keys.dtype.element_ty
     unit, block, key_units = tl.program_id(0), tl.program_id(1), 2 * sizes.key_heads
     token, at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, sizes.head_block)
-    is_key, head = unit < key_units, unit - key_units
+    is_key, head, tokens = unit < key_units, unit - key_units, _counted(given, tokens, sizes)
     inside = at < tl.where(is_key, sizes.key_dim, sizes.value_dim)
     channels = tl.where(is_key, unit * sizes.key_dim, key_units * sizes.key_dim + head * sizes.value_dim) + at
     x = silu(_convolve(given, held, token, tokens, channels, inside, sizes))
@@ -146,6 +149,12 @@ def _mix(given, held, scratch, tokens, sizes: tl.constexpr, BLOCK: tl.constexpr,
         column = (_place(block, head, tl.num_programs(1)) * sizes.value_block + at)[:, None] * BLOCK
         column += tl.arange(0, BLOCK)[None, :]
         tl.store(scratch.value_blocks + column, x.T.to(kind), mask=(at < sizes.value_block)[:, None])
+
+
+@triton.jit
+def _counted(given, tokens, sizes):
+    """Of so many tokens, those that are no padding."""
+    return tl.load(given.real).to(tl.int32) if sizes.counted else tokens
 
 
 @triton.jit
@@ -204,7 +213,7 @@ def _one(SIZE: tl.constexpr):
 @triton.jit
 def _gate(given, held, scratch, place, tokens, sizes, BLOCK: tl.constexpr):
     """A block's log A, decays summed from its beginning on, and B; tokens past the chunk change nothing."""
-    head, at = tl.program_id(1), tl.arange(0, BLOCK)
+    head, at, tokens = tl.program_id(1), tl.arange(0, BLOCK), _counted(given, tokens, sizes)
     token = tl.program_id(0) * BLOCK + at
     given_at = given.projected + token.to(tl.int64) * given.stride + sizes.channels + sizes.heads * sizes.value_dim
     step = tl.load(given_at + sizes.heads + head, mask=token < tokens, other=0.0).to(tl.float32)
@@ -298,12 +307,12 @@ def _output(out, given, held, scratch, tokens, sizes: tl.constexpr, BLOCK: tl.co
     """Program (block, head)."""
     follow(EARLY)
     block, head, values = tl.program_id(0), tl.program_id(1), tl.arange(0, sizes.value_block)
-    place = _place(block, head, tl.num_programs(0))
     token = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
     inside, at = (token < tokens) & (values < sizes.value_dim)[None, :], (head * sizes.value_dim + values)[None, :]
     gate = tl.load(given.projected + token * given.stride + sizes.channels + at, mask=inside, other=0.0)
     queries = _keys(scratch, block, head, 0, sizes, BLOCK)
     keys = _keys(scratch, block, head, sizes.key_heads, sizes, BLOCK)
+    place = _place(block, head, tl.num_programs(0))
     log_decays = tl.load(scratch.gates + place * (4 * BLOCK) + tl.arange(0, BLOCK))
     first = place * sizes.value_block
     start = tl.load(scratch.starts + first * sizes.key_block + _square(sizes.value_block, sizes.key_block))
@@ -321,7 +330,7 @@ def _hand_on(given, held, tokens, sizes: tl.constexpr, block: tl.constexpr, EARL
     """Program (block of channels): the inputs that end with the chunk's last token; in a short one some are older."""
     follow(EARLY)
     channels = (tl.program_id(0) * block + tl.arange(0, block))[None, :]
-    past, at = sizes.taps - 1, tl.arange(0, sizes.past_block)[:, None]
+    past, at, tokens = sizes.taps - 1, tl.arange(0, sizes.past_block)[:, None], _counted(given, tokens, sizes)
     inside = (channels < sizes.channels) & (at < past)
     inputs = held.inputs + tl.load(given.row).to(tl.int64) * (sizes.slots * sizes.channels) + channels
     step = (at + tokens - past).to(tl.int64)

@@ -12,32 +12,35 @@ from torch import Tensor
 
 from headlong.backends.torch.gpu.attention import page_of, write
 from headlong.backends.torch.gpu.launch import follow, options
-from headlong.backends.torch.kernels.attention import Pages
+from headlong.backends.torch.kernels.attention import Pages, Stretch
 
-# Queries and keys in a tile, warps and stages. Float32 takes twice the room, and is not made for speed.
-TILES, EXACT_TILES = (128, 64, 8, 2), (64, 32, 4, 1)
+# Queries and keys in a tile, warps and stages: of many queries, of so few that multiprocessors would be idle, and in
+# float32, which takes twice the room and is not made for speed.
+TILES, FEW_TILES, EXACT_TILES = (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 1)
+PROGRAMS = 132  # that a GPU runs at once, about
 
 
-def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The last T tokens of a row with this table of pages, at positions [T] -> [T, A, D]."""
+def chunk_attention(pages: Pages, stretch: Stretch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Write k, v [T, K, D], then attend with q [T, A, D]; a token sees its row up to itself -> [T, A, D]."""
     (tokens, heads, dim), (_, kv_heads, page, _) = q.shape, pages.keys.shape
-    write(pages, table[positions // page], positions, k, v)
-    exact = q.dtype == torch.float32
-    queries, keys, warps, stages = EXACT_TILES if exact else TILES
+    write(pages, stretch.write_pages, stretch.positions, k, v)
+    exact, few = q.dtype == torch.float32, 2 * heads * triton.cdiv(tokens, TILES[0]) <= PROGRAMS
+    queries, keys, warps, stages = EXACT_TILES if exact else FEW_TILES if few else TILES
     out = q.new_empty(q.shape)
     _attend[(heads, triton.cdiv(tokens, queries))](
-        out, q, pages.keys, pages.values, table, positions, tokens, q.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page, QUERIES=queries, KEYS=keys,
-        COLUMNS=max(16, triton.next_power_of_2(dim)), EXACT=exact, num_warps=warps, num_stages=stages,
-        **options(q.device),
+        out, q, pages.keys, pages.values, stretch.read_pages, stretch.positions,
+        stretch.positions if stretch.count is None else stretch.count, tokens, q.stride(0),
+        COUNTED=stretch.count is not None, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAGE=page,
+        QUERIES=queries, KEYS=keys, COLUMNS=max(16, triton.next_power_of_2(dim)), EXACT=exact,
+        num_warps=warps, num_stages=stages, **options(q.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _attend(out, q, keys, values, table, positions, tokens, q_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-            DIM: tl.constexpr, PAGE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
-            EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+def _attend(out, q, keys, values, table, positions, count, tokens, q_stride, COUNTED: tl.constexpr,
+            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, QUERIES: tl.constexpr,
+            KEYS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Program (head, tile of queries), the last tiles first: they see most."""
     follow(EARLY)
     head, tile, first = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1), tl.load(positions).to(tl.int32)
@@ -45,11 +48,13 @@ def _attend(out, q, keys, values, table, positions, tokens, q_stride, HEADS: tl.
     inside = (query < tokens)[:, None] & (column < DIM)[None, :]
     lines = query.to(tl.int64)[:, None]
     queries = tl.load(q + lines * q_stride + head * DIM + column[None, :], mask=inside, other=0.0)
-    sees, end = first + query, first + tl.minimum(tokens, (tile + 1) * QUERIES)
+    real = tl.load(count).to(tl.int32) if COUNTED else tokens
+    sees, end = first + query, first + tl.minimum(real, (tile + 1) * QUERIES)
+    end = tl.where(tile * QUERIES < real, end, 0)
     top = tl.full((QUERIES,), float("-inf"), tl.float32)
     total, mixed = tl.zeros((QUERIES,), tl.float32), tl.zeros((QUERIES, COLUMNS), tl.float32)
-    seen_by_all = (first + tile * QUERIES) // KEYS * KEYS
-    page = page_of(table, 0, end, PAGE, KEYS)
+    seen_by_all = tl.minimum((first + tile * QUERIES) // KEYS * KEYS, end)
+    page = page_of(table, 0, tl.maximum(end, 1), PAGE, KEYS)
     for masked in tl.static_range(2):
         for start in range(seen_by_all if masked else 0, end if masked else seen_by_all, KEYS):
             ahead = page_of(table, start + KEYS, end, PAGE, KEYS)
@@ -57,7 +62,8 @@ def _attend(out, q, keys, values, table, positions, tokens, q_stride, HEADS: tl.
                                        masked, HEADS, KV_HEADS, DIM, PAGE, KEYS, COLUMNS, EXACT)  # fmt: skip
             page = ahead
     to = out + lines * (HEADS * DIM) + head * DIM + column[None, :]
-    tl.store(to, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    # Where a whole tile is padding it has seen nothing.
+    tl.store(to, (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -22,13 +22,14 @@ from headlong.backends.torch.accept import Trial, Verdict, accept
 from headlong.backends.torch.cache import Cache
 from headlong.backends.torch.chain import Chain, Needs
 from headlong.backends.torch.drafters import Drafter
+from headlong.backends.torch.gpu.prompts import Prompts
 from headlong.backends.torch.gpu.stream import Fetched, Replay, Stream
 from headlong.backends.torch.models.base import Model
 from headlong.backends.torch.pairs import Feed
 from headlong.backends.torch.ragged import Grid, Layout
-from headlong.backends.torch.round import Rounds
+from headlong.backends.torch.round import Rounds, Stopwatch
 from headlong.backends.torch.told import Told, tell
-from headlong.engine.request import Kept, RoundResult, RowPlan
+from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan
 
 if TYPE_CHECKING:
     from headlong.engine.backend import Handle
@@ -78,6 +79,7 @@ class GraphHandle:
     width: int
     out: Fetched  # [B + 1, 1 + W + D or 3]
     told: Mapping[int, Told]
+    chunks: Sequence[Stopwatch]  # that ran since the round before
     cold: bool
 
     def result(self) -> RoundResult:
@@ -87,7 +89,8 @@ class GraphHandle:
             left = tuple(values[width : width + row.draft])
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
             results.append(Kept(row.row, tuple(values[:count]), row.verify, left, logprobs))
-        return RoundResult(results, (accepted - began) / 1e9, (ended - accepted) / 1e9, self.cold)
+        prompt_s = sum(sum(watch.seconds()) for watch in self.chunks)
+        return RoundResult(results, (accepted - began) / 1e9, (ended - accepted) / 1e9, self.cold, prompt_s)
 
 
 class GraphRounds(Rounds):
@@ -99,6 +102,8 @@ class GraphRounds(Rounds):
         super().__init__(model, cache, chain, drafter)
         self.stream = stream or Stream()
         self.captured: dict[Shape, Captured] = {}
+        self.prompts = Prompts(cache, self.stream, self._take_in)
+        self.chunks: list[Stopwatch] = []
 
     def run(self, plan: Sequence[RowPlan]) -> "Handle":
         shape = self._shape(plan)
@@ -113,7 +118,18 @@ class GraphRounds(Rounds):
             self._mask(captured, plan)
             rest[0].replay()
         out, told = self.stream.fetch(captured.out), self._tell(captured, plan) if shape.told else {}
-        return GraphHandle(plan, captured.grid.widest, out, told, cold)
+        chunks, self.chunks = self.chunks, []
+        return GraphHandle(plan, captured.grid.widest, out, told, chunks, cold)
+
+    def prefill(self, chunk: Chunk) -> None:
+        watch = Stopwatch(self.cache.device)
+        watch.mark()
+        super().prefill(chunk)
+        watch.mark()
+        self.chunks.append(watch)
+
+    def _read(self, chunk: Chunk) -> Tensor:
+        return self.prompts.run(chunk)
 
     @property
     def _spare(self) -> int:

@@ -47,6 +47,17 @@ class Places:
     read_pages: Tensor
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Where T tokens of one row's prompt stand: positions [T], the pages they write to [T], and the pages the row
+    reads [S]. The first `count` [1] of them count, or all; the others are padding, whose outputs mean nothing."""
+
+    positions: Tensor
+    write_pages: Tensor
+    read_pages: Tensor
+    count: Tensor | None = None
+
+
 def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Write k, v [N, K, D], then attend with q [N, A, D]; a token sees its row up to itself -> [N, A, D]."""
     if fused(pages.keys, q):
@@ -93,19 +104,19 @@ def _add_in_order(parts: Tensor) -> Tensor:
     return parts[:, :, 0] if parts.shape[2] == 1 else parts.cumsum(2)[:, :, -1]
 
 
-def chunk_attention(pages: Pages, table: Tensor, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The last T tokens of a row with this table of pages, at positions [T] -> [T, A, D]."""
+def chunk_attention(pages: Pages, stretch: Stretch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Write k, v [T, K, D], then attend with q [T, A, D]; a token sees its row up to itself -> [T, A, D]."""
     if fused(pages.keys, q):
-        return prompt_attention().chunk_attention(pages, table, positions, q, k, v)
-    lib = library(pages.keys, q)
+        return prompt_attention().chunk_attention(pages, stretch, q, k, v)
+    table, lib = stretch.read_pages, library(pages.keys, q) if stretch.count is None else None
     if lib is not None:
         out = q.new_empty(q.shape)
-        where = _addresses(None, positions, None, table)  # one row, whose table says where to write
+        where = _addresses(None, stretch.positions, None, table)  # one row, whose table says where to write
         lib.attend(pages.native(q.shape[1]), *_native(out, q, k, v), *where, table.shape[-1], len(q))
         return out
-    write(pages, table[positions // pages.keys.shape[2]], positions, k, v)
+    write(pages, stretch.write_pages, stretch.positions, k, v)
     keys, values = (x[table].transpose(0, 1).flatten(1, 2)[None] for x in (pages.keys, pages.values))
-    mask = torch.arange(keys.shape[2], device=q.device) <= positions[:, None]
+    mask = torch.arange(keys.shape[2], device=q.device) <= stretch.positions[:, None]
     out = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
     )

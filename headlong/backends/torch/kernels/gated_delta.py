@@ -184,13 +184,14 @@ def _recur(state: Tensor, qk: Tensor, v: Tensor, decays: Tensor, strengths: Tens
     return torch.stack(outputs, 1), torch.stack(corrections, 1)
 
 
-def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tensor:
-    """A prompt chunk of one settled row [1]: projected [T, ...] -> [T, heads Dv], gated; the memory moves on."""
+def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor, count: Tensor | None = None) -> Tensor:
+    """A prompt chunk of one settled row [1]: projected [T, ...] -> [T, heads Dv], gated; the memory moves on by the
+    first count [1] tokens, or by all; the others are padding, whose outputs mean nothing."""
     if fused(projected, memory.inputs):
-        return prompt_recurrence().chunk(delta, memory, projected, row)
-    lib = library(projected, memory.inputs)
+        return prompt_recurrence().chunk(delta, memory, projected, row, count)
+    lib = library(projected, memory.inputs) if count is None else None
     if lib is None:
-        return _chunk_reference(delta, memory, projected, row)
+        return _chunk_reference(delta, memory, projected, row, count)
     tokens = projected.shape[0]
     out = projected.new_empty(tokens, delta.heads * delta.value_dim)
     tensors = (t.data_ptr() for t in (out, projected, row))
@@ -198,11 +199,15 @@ def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tenso
     return out
 
 
-def _chunk_reference(delta: Delta, memory: Memory, projected: Tensor, row: Tensor) -> Tensor:
-    past = len(delta.conv) - 1
+def _chunk_reference(
+    delta: Delta, memory: Memory, projected: Tensor, row: Tensor, count: Tensor | None = None
+) -> Tensor:
+    past, tokens = len(delta.conv) - 1, torch.arange(len(projected), device=projected.device)
+    count = tokens[-1:] + 1 if count is None else count
     qkv, z, log_decays, strengths = delta.parts(projected)
+    log_decays, strengths = (torch.where((tokens < count)[:, None], x, 0.0) for x in (log_decays, strengths))
     inputs = torch.cat([memory.inputs[row, :past], qkv[None]], 1)
-    memory.inputs[row, :past] = inputs[:, inputs.shape[1] - past :]
+    memory.inputs[row, :past] = inputs[:, count + tokens.new_tensor(range(past))]
     qk, v = delta.split(_convolve(inputs, delta.conv))
     outputs, state = _blockwise(
         memory.states[row][0], _by_head(qk), _by_head(v), _by_head(log_decays[None]), _by_head(strengths[None])

@@ -22,13 +22,14 @@ def _poisoned_memory():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(params=SHAPES)
+@pytest.fixture
 def layer(request, normal, device):
-    return make_layer(normal, device, SHAPES[request.param])
+    return make_layer(normal, device, SHAPES[getattr(request, "param", "ratio2")])
 
 
-def run(layer, memory, projected, row=0):
-    return chunk(layer, memory, projected, torch.tensor([row], device=projected.device))
+def run(layer, memory, projected, row=0, count=None):
+    counted = None if count is None else torch.tensor([count], device=projected.device)
+    return chunk(layer, memory, projected, torch.tensor([row], device=projected.device), counted)
 
 
 def slow(layer):
@@ -39,7 +40,12 @@ def bits(memory, name, row):
     return getattr(memory, name)[row].contiguous().view(torch.int32 if name != "inputs" else torch.int16)
 
 
-@pytest.mark.parametrize("tokens", [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 2])
+LENGTHS = {"ratio2": (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 2), "ratio3": (1, BLOCK + 1), "odd": (5, BLOCK)}
+
+
+@pytest.mark.parametrize(
+    ("layer", "tokens"), [(shape, tokens) for shape in SHAPES for tokens in LENGTHS[shape]], indirect=["layer"]
+)
 def test_chunks_are_near_the_recurrence(layer, tokens, normal):
     """A chunk of one block, then one of so many tokens; a very short one hands on inputs of the one before."""
     memory, wanted = make_memory(layer, 2), slow(layer)
@@ -51,18 +57,17 @@ def test_chunks_are_near_the_recurrence(layer, tokens, normal):
 
 
 def test_chunks_of_whole_blocks_are_one_sequence(layer, normal):
-    projected = inputs_for(layer, normal, 3 * BLOCK + 7)
+    projected = inputs_for(layer, normal, 2 * BLOCK + 7)
     whole, parts = make_memory(layer, 1), make_memory(layer, 1)
     found = run(layer, whole, projected)
-    assert torch.equal(torch.cat([run(layer, parts, part) for part in projected.split(2 * BLOCK)]), found)
+    assert torch.equal(torch.cat([run(layer, parts, part) for part in projected.split(BLOCK)]), found)
     for name in TENSORS:
         assert torch.equal(getattr(whole, name), getattr(parts, name)), name
 
 
 @pytest.mark.parametrize("decays", [(-1e-5, -1e-3), (-0.5, -4.0), (-40.0, -1e4)], ids=["weak", "strong", "at once"])
 @pytest.mark.parametrize("alike", [0.0, 3.0], ids=["keys apart", "keys alike"])
-def test_decays_and_keys_of_all_kinds(decays, alike, normal, device):
-    layer = make_layer(normal, device, SHAPES["ratio2"])
+def test_decays_and_keys_of_all_kinds(layer, decays, alike, normal, device):
     layer = replace(layer, decay=torch.tensor(decays, device=device))
     memory, wanted, projected = make_memory(layer, 1), slow(layer), inputs_for(layer, normal, 2 * BLOCK + 9)
     projected[:, : 2 * layer.key_dim] += alike
@@ -71,6 +76,7 @@ def test_decays_and_keys_of_all_kinds(decays, alike, normal, device):
     assert_near(memory.states[0], wanted.state, 5e-5)
 
 
+@pytest.mark.parametrize("layer", ["ratio3"], indirect=True)
 @pytest.mark.parametrize("dtype", sorted({HALF, torch.float16}, key=str))
 def test_half_types_are_as_near_as_their_rounding(layer, dtype, normal):
     memory, wanted = make_memory(layer, 1, dtype), slow(layer)
@@ -82,6 +88,7 @@ def test_half_types_are_as_near_as_their_rounding(layer, dtype, normal):
         assert_near(memory.states[0], wanted.state, tolerance)
 
 
+@pytest.mark.parametrize("layer", ["odd"], indirect=True)
 def test_nothing_else_is_read_or_written(layer, normal):
     """Other rows, what waits, and inputs past those of the convolution hold NaN."""
     past = len(layer.conv) - 1
@@ -105,6 +112,21 @@ def test_projections_may_be_columns_of_a_wider_tensor(layer, normal):
     wide[:, 3:-2] = projected
     found, wanted = (run(layer, make_memory(layer, 1), x) for x in (wide[:, 3:-2], projected))
     assert_near(found, wanted.cpu())
+
+
+@pytest.mark.parametrize("count", [0, 2, BLOCK, BLOCK + 9])
+def test_padding_changes_nothing(layer, count, normal):
+    """Nor does what it brings break: its outputs are numbers."""
+    before, projected = inputs_for(layer, normal, 7), inputs_for(layer, normal, 2 * BLOCK)
+    memory, wanted = make_memory(layer, 1), make_memory(layer, 1)
+    for each in (memory, wanted):
+        run(layer, each, before)
+    found = run(layer, memory, projected, count=count)
+    assert found.isfinite().all()
+    if count:
+        assert torch.equal(found[:count], run(layer, wanted, projected[:count]))
+    for name in TENSORS:
+        assert torch.equal(getattr(memory, name), getattr(wanted, name)), name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from headlong.backends.torch.kernels.attention import Pages, Places, chunk_attention, window_attention, write
+from headlong.backends.torch.kernels.attention import Pages, Places, Stretch, chunk_attention, window_attention, write
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
@@ -146,7 +146,8 @@ class Prompt:
     def attend(self, start, count):
         positions = torch.arange(start, start + count)
         table = self.table[: -(-(start + count) // self.page)]
-        return chunk_attention(self.pages, table, positions, *self.rows.split(self.tokens[start : start + count]))
+        stretch = Stretch(positions, table[positions // self.page], table)
+        return chunk_attention(self.pages, stretch, *self.rows.split(self.tokens[start : start + count]))
 
 
 @pytest.mark.parametrize("start", [0, PAGE, 4 * PAGE])
