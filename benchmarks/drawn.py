@@ -39,7 +39,7 @@ class Preset:
     experts: tuple[int, int] = (0, 0)  # there are, a token uses
     rows: tuple[int, ...] = (1,)  # whose speed is told
     context: int = 3072
-    prompt: int = 1025  # one more than a chunk on a GPU: the whole of it is found in the prefix cache
+    prompt: int = 513  # tokens before a timed text
     contenders: tuple[tuple[int | None, float], ...] = ((3, 0.8), (None, 0.8))  # depth and acceptance
 
     @property

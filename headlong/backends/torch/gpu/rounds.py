@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from headlong.engine.backend import Handle
 
 MOST_SHAPES = 128  # whose graphs are kept
-BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Few of each: a new shape takes a tenth of a second, and seconds where kernels must be built.
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows
+DEPTHS = (1, 2, 3, 5, 8)  # to choose from
 
 
 @dataclass(frozen=True)
