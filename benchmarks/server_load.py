@@ -287,6 +287,8 @@ def report(
         "first_text_s": percentiles(seen.first_s),
         "per_token_s": percentiles(seen.token_s),
         "tokens_per_s": after["generation_tokens_total"] / seconds,
+        "rounds": int(after["rounds_total"]),
+        "busy_s": {stage: after[f"round_seconds_total {stage}"] for stage in ("prefill", "verify", "draft", "host")},
         "memory_mb": [round(memory[0]), round(max(memory)), round(memory[-1])],
         "memory_growth": growth(memory),
         "restart_s": restart_s,
