@@ -1,6 +1,5 @@
 """OpenAI's own client against the real server: every endpoint it knows of, streamed and whole."""
 
-import asyncio
 import json
 import time
 
@@ -219,21 +218,12 @@ def test_a_key_is_asked_for(serve):
         assert client.models.list().data
 
 
-def test_leaving_a_stream_frees_its_row(server):
+def test_leaving_a_stream_frees_its_row(client, server):
     """An answer of a thousand tokens ends soon after nobody reads it."""
-
-    async def main():
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
-            stream = await client.chat.completions.create(
-                model=server.engine.name, messages=ASK, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
-            )
-            async for chunk in stream:
-                if chunk.choices[0].delta.content:
-                    break
-            assert server.engine.load.running == 1
-            await stream.close()
-
-    asyncio.run(main())
+    asked = {"model": server.engine.name, "messages": ASK, "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        next(chunk for chunk in stream if chunk.choices[0].delta.content)
+        assert server.engine.load.running == 1
     until(lambda: not server.engine.busy)
     assert server.service.gate.inside == 0
     assert server.engine.load.running == 0
