@@ -162,7 +162,7 @@ class Engine:
         """How full it is. While it works, some of the numbers are a moment older than others."""
         scheduler = self._loop.scheduler
         return Load(
-            running=sum(job.index >= 0 for job in list(scheduler.running)),  # turns that use an idle moment are nobody's
+            running=sum(job.index >= 0 for job in list(scheduler.running)),  # idle turns are nobody's
             waiting=len(scheduler.waiting) + len(self._arrived),
             rows=self.limits.rows,
             pages=self.limits.pages,
