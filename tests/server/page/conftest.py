@@ -9,7 +9,7 @@ from tests.server.page.stand_in import StandIn
 from tests.server.page.visitor import CHROMIUM, Visitor
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: while it runs, its event loop is in the way of other tests' own
 def browser() -> Iterator[Any]:
     driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
