@@ -69,7 +69,8 @@ def _add_constraint_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--grammar", type=options.text_or_file, metavar="TEXT|@FILE", help="a text of this Lark grammar")
 
 
-def add_draft_arguments(group: argparse._ArgumentGroup) -> None:
+def add_draft_arguments(group: argparse._ArgumentGroup) -> argparse._MutuallyExclusiveGroup:
+    """Gives the flags that choose the kind, of which one at most may be there."""
     kind = group.add_mutually_exclusive_group()
     shown = "{" + ",".join(DRAFT_KINDS) + "}"
     kind.add_argument(
@@ -90,6 +91,7 @@ def add_draft_arguments(group: argparse._ArgumentGroup) -> None:
         help="tokens drafted in a round; auto: as many as pay, found while it runs; default: auto",
     )
     group.add_argument("--require-draft", action="store_true", help="fail with exit code 3 if drafting cannot run")
+    return kind
 
 
 def depth(text: str) -> int | None:

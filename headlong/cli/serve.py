@@ -31,9 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_server_arguments(parser.add_argument_group("server"))
     _add_limit_arguments(parser.add_argument_group("limits"))
     drafting = parser.add_argument_group("drafting, for requests that do not say (changes the speed, never the text)")
-    request.add_draft_arguments(drafting)
-    drafting.add_argument("--enable-mtp", action="store_true", help="same as --draft-kind mtp")
-    drafting.add_argument(
+    kind = request.add_draft_arguments(drafting)
+    kind.add_argument(
+        "--enable-mtp", dest="draft_kind", action="store_const", const="mtp", help="same as --draft-kind mtp"
+    )
+    kind.add_argument(
         "--speculative-config",
         type=_speculative_config,
         metavar="JSON",
@@ -140,11 +142,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _take_aliases(args: argparse.Namespace) -> None:
-    """Other engines' flags as ours."""
-    if args.enable_mtp:
-        args.draft_kind = "mtp"
-    if args.speculative_config is not None:
-        vars(args).update(args.speculative_config)
+    """vLLM's flag as ours."""
+    config = args.speculative_config or {}
+    if "depth" in config and args.depth is not None:
+        raise UserError("--depth and num_speculative_tokens mean the same; leave one out.")
+    vars(args).update(config)
 
 
 def _speculative_config(text: str) -> dict[str, Any]:
@@ -163,7 +165,7 @@ def _speculative_config(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"method {method!r} is not supported; give mtp or ngram")
     if count is not None and (type(count) is not int or not 0 <= count <= MAX_DEPTH):
         raise argparse.ArgumentTypeError(f"num_speculative_tokens is {count!r}; it must be 0 to {MAX_DEPTH}")
-    return {"draft_kind": kind, "depth": count}
+    return {"draft_kind": kind, **({} if count is None else {"depth": count})}
 
 
 def _serving(args: argparse.Namespace) -> "Serving":

@@ -3,9 +3,10 @@
 import ipaddress
 from dataclasses import dataclass
 
+from headlong.engine.request import Sampling
 from headlong.errors import UserError
 
-LEAST = {"port": 0, "max_body": 1, "max_prompt": 0, "max_concurrent": 0, "request_s": 0.0, "temperature": 0.0}
+LEAST = {"port": 0, "max_body": 1, "max_prompt": 0, "max_concurrent": 0, "request_s": 0.0}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Serving:
             value = getattr(self, name)
             if not value >= least:  # true for NaN too
                 raise UserError(f"{name} is {value}; it must be at least {least:g}.")
+        Sampling(temperature=self.temperature)
         if self.port > 65535:
             raise UserError(f"port is {self.port}; it must be at most 65535.")
         if self.api_key and (not self.api_key.isascii() or not self.api_key.isprintable() or " " in self.api_key):

@@ -147,6 +147,14 @@ def test_flags_reach_the_engine():
         (("--require-draft", "--no-mtp"), 3, "--require-draft was given and drafting is turned off"),
         (("--request-timeout", "nan"), 2, "request_s is nan; it must be at least 0."),
         (("--api-key", "a b"), 2, "the API key holds spaces"),
+        (("--temperature", "101"), 2, "temperature is 101.0; it must be between 0 and 100."),
+        (("--enable-mtp", "--no-mtp"), 2, "--no-mtp: not allowed with argument --enable-mtp"),
+        (("--speculative-config", '{"method": "mtp"}', "--draft-kind", "ngram"), 2, "not allowed with argument"),
+        (
+            ("--speculative-config", '{"num_speculative_tokens": 2}', "--depth", "3"),
+            2,
+            "--depth and num_speculative_tokens mean the same; leave one out.",
+        ),
     ],
 )
 def test_flags_that_are_refused(capsys, monkeypatch, flags, code, says):
