@@ -88,10 +88,9 @@ async def _page_file(request: Request) -> Response:
 
 def _file(name: str) -> Response:
     """A file of the page's folder, and of no other."""
-    path = PAGE / name
-    if path.parent != PAGE or name.startswith(".") or not path.is_file():
+    if name.startswith(".") or name not in {path.name for path in PAGE.iterdir()}:
         raise HTTPException(HTTPStatus.NOT_FOUND)
-    return FileResponse(path, media_type=mimetypes.guess_type(name)[0], headers=PAGE_HEADERS)
+    return FileResponse(PAGE / name, media_type=mimetypes.guess_type(name)[0], headers=PAGE_HEADERS)
 
 
 async def _description(request: Request) -> Response:

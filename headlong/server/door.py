@@ -20,6 +20,7 @@ from headlong.server.serving import Serving
 GUARDED = ("/v1", "/metrics")
 LONGEST_LENGTH = 18  # digits of a body's length that are worth reading
 LONGEST_USER = 64  # characters in the log
+LONGEST_TOLD = 300  # of what clients write in paths and refusals
 GONE = 499  # the client left before its answer was there, as nginx has it
 LOG = logging.getLogger("headlong.server.access")
 
@@ -81,7 +82,7 @@ def _check_host(host: str) -> None:
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        if name and name != "localhost":
+        if name and name.lower() != "localhost":
             message = f"the server was called {name!r}; without an API key it answers to localhost and addresses only."
             raise Refusal(HTTPStatus.FORBIDDEN, message, code="host") from None
 
@@ -116,7 +117,7 @@ def _record(scope: Scope, status: int, visit: Visit) -> None:
 
 def _line(scope: Scope, status: int, visit: Visit) -> str:
     client = scope["client"][0] if scope.get("client") else "-"
-    path = scope["raw_path"].decode("latin-1")
+    path = _shown(scope["raw_path"].decode("latin-1"))
     parts = [client, scope["method"], path, str(status), f"{monotonic() - visit.began:.3f} s"]
     if visit.prompt_tokens:
         parts.append(f"{visit.prompt_tokens} prompt tokens")
@@ -129,5 +130,11 @@ def _line(scope: Scope, status: int, visit: Visit) -> str:
     if visit.user:
         parts.append(f"user {visit.user[:LONGEST_USER]!r}")
     if visit.refused:
-        parts.append(visit.refused)
+        parts.append(_shown(visit.refused))
     return " ".join(parts[:5]) + "".join(f", {part}" for part in parts[5:])
+
+
+def _shown(text: str) -> str:
+    """In one line and not endless: clients choose some of the words, and must not write lines of their own."""
+    cut = text if len(text) <= LONGEST_TOLD else f"{text[:LONGEST_TOLD]}…"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in cut)

@@ -46,6 +46,9 @@ class Gate:
         self.inside = 0
 
     def enter(self, answers: int) -> "Ticket":
+        if answers > self.most:
+            message = f"{answers} answers were asked for and {self.most} may run or wait here; ask for fewer."
+            raise Refusal(HTTPStatus.BAD_REQUEST, message, param="n")
         if self.inside + answers > self.most:
             raise too_many(f"{self.inside} answers run or wait and {self.most} may; try again later.")
         return Ticket(self, answers)

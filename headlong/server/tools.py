@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from headlong.server.refusal import Refusal
 
 NAME = r"^[a-zA-Z0-9_.:-]{1,64}$"  # of a tool
@@ -68,10 +70,15 @@ class Tools:
         return name, {key: _typed(value, schemas.get(key, {})) for key, value in PARAMETER.findall(inside)}
 
 
+def read_json(text: str) -> Any:
+    """JSON that can be sent on as JSON in UTF-8: without NaN and halves of characters; else a ValueError."""
+    return from_json(text, allow_inf_nan=False)
+
+
 def _parse_json(text: str) -> tuple[str, dict[str, Any]] | None:
     try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
+        call = read_json(text)
+    except ValueError:
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
@@ -89,8 +96,8 @@ def _typed(value: str, schema: Any) -> Any:
     if isinstance(schema, dict) and is_text(schema):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return read_json(value)
+    except ValueError:
         return value
 
 

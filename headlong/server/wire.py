@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from headlong.server.refusal import Refusal
 
 BODY_S = 30  # for a client to send what it asks
 LONGEST_SHOWN = 60  # characters of a wrong value
+SUBJECT = re.compile(r"^(Input|List|String|Dictionary) should")  # of pydantic's sentences
 EXTRA, MISSING, NOT_JSON = "extra_forbidden", "missing", "json_invalid"
 
 
@@ -51,10 +53,15 @@ def _refusal(error: ValidationError, raw: bytes) -> Refusal:
         return Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON ({reason}); send a JSON object.", code=NOT_JSON)
     data = json.loads(raw)
     paths = [_path(each, data) for each in found]
-    # Where several kinds were tried, the one that fits furthest is meant.
-    path, worst = max(zip(paths, found, strict=True), key=lambda pair: (pair[1]["type"] == EXTRA, len(pair[0])))
+    path, worst = max(zip(paths, found, strict=True), key=_fit)
     param = ".".join(path)
     return Refusal(HTTPStatus.BAD_REQUEST, _sentence(worst, param or "the body"), param or None, worst["type"])
+
+
+def _fit(pair: tuple[list[str], ErrorDetails]) -> tuple[bool, int, bool]:
+    """Where several kinds were tried, the one that fits furthest is meant, and of those the one of the right type."""
+    path, error = pair
+    return error["type"] == EXTRA, len(path), not error["type"].endswith("_type")
 
 
 def _sentence(error: ErrorDetails, param: str) -> str:
@@ -69,7 +76,7 @@ def _sentence(error: ErrorDetails, param: str) -> str:
         return f"{param} {error['ctx']['error']}"
     shown = json.dumps(error["input"], ensure_ascii=False, default=repr)
     shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
-    return f"{param} is {shown}; {error['msg'].replace('Input should', 'it should', 1)}."
+    return f"{param} is {shown}; {SUBJECT.sub('it should', error['msg'])}."
 
 
 def _path(error: ErrorDetails, data: Any) -> list[str]:

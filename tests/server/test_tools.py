@@ -95,6 +95,16 @@ def test_without_tools_a_call_is_text(spoken):
     assert server.post(CHAT, {"messages": ASK}).json()["choices"][0]["message"]["content"] == f"So: {AS_JSON}"
 
 
+@pytest.mark.parametrize("value", [r'"\ud83d"', "NaN"])
+def test_a_call_that_cannot_be_sent_as_json_is_text(spoken, value):
+    said = f'<tool_call>\n{{"name": "drop", "arguments": {{"a": {value}}}}}\n</tool_call>'
+    server = spoken(said)
+    whole = server.post(CHAT, {"messages": ASK, "tools": TWO})
+    assert whole.status_code == 200
+    assert whole.json()["choices"][0]["message"] == {"role": "assistant", "content": said}
+    assert folded(chunks(server.post(CHAT, {"messages": ASK, "tools": TWO, "stream": True}))) == said
+
+
 def test_one_call_where_only_one_may_be(spoken):
     server = spoken(f"{AS_JSON}\n{AS_JSON}")
     got = server.post(CHAT, {"messages": ASK, "tools": TWO, "parallel_tool_calls": False}).json()["choices"][0]

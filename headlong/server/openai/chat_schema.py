@@ -1,6 +1,5 @@
 """The body of /v1/chat/completions, and what it asks for."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
@@ -8,7 +7,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from headlong.server.asked import Asked
 from headlong.server.openai.common import Content, Prediction, Sampled, text_of
 from headlong.server.refusal import Refusal
-from headlong.server.tools import NAME, Message, Tool, Tools, chosen_tools
+from headlong.server.tools import NAME, Message, Tool, Tools, chosen_tools, read_json
 from headlong.server.wire import Wire
 
 ANY_OBJECT = {"type": "object"}
@@ -191,8 +190,8 @@ def message_of(turn: Turn) -> Message:
 def called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call that was made, as chat templates take it: with its arguments as an object."""
     try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        given = read_json(arguments or "{}")
+    except ValueError:
         given = None
     if not isinstance(given, dict):
         message = f"the arguments of a call of {name!r} are not a JSON object; send those that came."
