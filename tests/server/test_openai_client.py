@@ -156,6 +156,18 @@ def test_responses(client, server):
         client.responses.create(**asked, previous_response_id="resp_1")
 
 
+def test_a_response_that_is_cut_off_says_so_of_its_last_item(spoken):
+    body = {"input": ASK, "max_output_tokens": 28}
+    server = spoken("<think>\nhm\n</think>\n\nAnd so it goes on.")
+    whole = server.post("/v1/responses", body).json()
+    assert [item["status"] for item in whole["output"]] == ["completed", "incomplete"]
+    events = server.post("/v1/responses", {**body, "stream": True}).text.split("event: response.output_item.done\n")[1:]
+    done = [json.loads(event.splitlines()[0].removeprefix("data: "))["item"] for event in events]
+    assert [(item["status"], item["content"]) for item in done] == [
+        (item["status"], item["content"]) for item in whole["output"]
+    ]
+
+
 def test_responses_reason_and_call_tools(spoken):
     server = spoken(SAID)
     asked = {"model": "spoken", "tools": [FLAT]}

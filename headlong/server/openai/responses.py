@@ -59,7 +59,7 @@ class ResponseWriter:
 
     def _changed(self, change: Change) -> Iterator[bytes]:
         block = change.block
-        item = self._item(block, "completed" if change.what == CLOSED else "in_progress")
+        item = self._item(block, self._status_of(block) if change.what == CLOSED else "in_progress")
         where = {"item_id": item["id"], "output_index": block.place}
         kind = "reasoning_text" if block.kind == REASONING else "output_text"
         part = {**where, "content_index": 0}
@@ -89,6 +89,10 @@ class ResponseWriter:
     def _status(self) -> str:
         return "incomplete" if self._finish and self._finish.reason == "length" else "completed"
 
+    def _status_of(self, block: Block) -> str:
+        """What a block came to once it is closed: the last one has the end of the answer, and calls are whole."""
+        return self._status if block is self._blocks.all[-1] and block.call is None else "completed"
+
     def _ended(self) -> dict[str, Any]:
         finishes = [self._finish] if self._finish else []
         told = accounts.usage(finishes, 1)
@@ -102,7 +106,7 @@ class ResponseWriter:
         return {
             **self._response(self._status),
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
-            "output": [self._item(block, "completed") for block in self._blocks.all],
+            "output": [self._item(block, self._status_of(block)) for block in self._blocks.all],
             "usage": usage,
             "speculative": accounts.speculative(finishes),
             "timings": accounts.timings(finishes),
@@ -134,7 +138,7 @@ class ResponseWriter:
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         identity = f"{PREFIXES.get(block.kind, 'msg')}_{self._id.removeprefix('resp_')}_{block.place}"
-        done = status == "completed"
+        done = status != "in_progress"
         if block.call is not None:
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text if done else ""}
             return {"type": "function_call", "id": identity, "status": status, **call}
