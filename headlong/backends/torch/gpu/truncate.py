@@ -187,7 +187,7 @@ def _gather(found, sums, scores, tops, edges, vocab, blocks, many, ROOM: tl.cons
 def _some(found, scores, n, many, start, count, vocab, ROOM: tl.constexpr, STEP: tl.constexpr):
     """Keys and tokens of those gathered, or of all where they are too many; what is not there has the lowest key."""
     at = start + tl.arange(0, STEP)
-    few, every = (count <= ROOM) & (at < count), (count > ROOM) & (at < vocab)
+    few, every = at < tl.where(count <= ROOM, count, 0), at < tl.where(count > ROOM, vocab, 0)
     key = tl.load(found + n * ROOM + at, mask=few, other=LOWEST)
     token = tl.load(found + (many + n) * ROOM + at, mask=few, other=0)
     score = tl.load(scores + n * vocab + at, mask=every, other=0.0)
