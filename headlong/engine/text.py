@@ -56,7 +56,7 @@ class Text:
 
     def encode(self, text: str) -> list[int]:
         """A raw prompt's ids. Special tokens may be written out in the text, and the tokenizer adds its own."""
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(_whole(text)).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A conversation's ids, ending where the assistant is to speak."""
@@ -64,7 +64,7 @@ class Text:
 
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of what a chat template has written, special tokens and all."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(_whole(text), add_special_tokens=False).ids)
 
     def to_json(self) -> str:
         """The whole tokenizer, for others who must know every token."""
@@ -175,3 +175,12 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
     return tokens
+
+
+def _whole(text: str) -> str:
+    """The text itself, if it can be written down: half of a pair of surrogates is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the text holds half a character at position {error.start}; leave it out.") from None
+    return text

@@ -154,3 +154,10 @@ def test_a_token_has_bytes_of_its_own(text, end):
     assert text.bytes_of(10_000) == b""
     assert text.has_token(END)
     assert not text.has_token("<think>")
+
+
+def test_half_a_character_is_refused():
+    text = Text(byte_tokenizer())
+    for encode in (text.encode, text.encode_rendered):
+        with pytest.raises(UserError, match="half a character at position 2; leave it out"):
+            encode("ab\ud83dcd")
