@@ -33,7 +33,7 @@ DEAD_ZONE = 0.01  # gains that cannot be told from nothing
 SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
 PARKED = 0.05  # gain for which some rows rest while others draft
 AROUND = 8  # tokens to either side over which the price of one is taken: a tile of them
-RATE_GAIN = 0.1  # share of the newest round in the rate that prices are set by
+ROUND_GAIN = 0.1  # share of the newest round in the length of a round that prices are set by
 # What is tried though it looks worse
 BUDGET = 0.005  # share of time for it
 CREDIT = 3.0  # most rounds of it saved up, and what a new engine starts with
@@ -363,7 +363,7 @@ class DepthController:
         self._credit = CREDIT  # rounds that may be lost by trying
         self._wait, self._look = FIRST_WAIT, 0
         self._looked = False  # a size was tried last, not a draft
-        self._rate = 0.0  # tokens a second of the last rounds, at the machine's usual speed
+        self._round_s = 0.0  # of the last rounds, at the machine's usual speed
 
     def row(self, asked: int | None = None) -> RowDepth:
         return RowDepth(asked, self.deepest, self.acceptance)
@@ -470,20 +470,21 @@ class DepthController:
 
     # --- windows -------------------------------------------------------------------------------------------------
 
-    def price(self, kind: str, tokens: int) -> float:
-        """What a draft must give to be verified in a round of so many tokens: its seconds, in tokens."""
+    def price(self, kind: str, tokens: int, rows: int) -> float:
+        """What a draft must add to its row's tokens, as a share of them, to be verified in a round of so many tokens:
+        what its seconds take from all rows together."""
         curve = self.costs.of(kind).verify
-        if not curve.known:
+        if not curve.known or not self._round_s:
             return 0.0
         least, most = max(1, tokens - AROUND), tokens + AROUND
         table = curve.table(most)
-        return self._rate * (table[most] - table[least]) / (most - least)
+        return rows * (table[most] - table[least]) / (most - least) / self._round_s
 
-    def record(self, kind: str, tokens: int, kept: int, steps: Sequence[int]) -> None:
-        """Take how many tokens a round verified and kept."""
+    def record(self, kind: str, tokens: int, steps: Sequence[int]) -> None:
+        """Take how many tokens a round verified, and its draft steps."""
         curves = self.costs.of(kind)
-        rate = kept / (curves.host + curves.verify.value(tokens) + curves.draft(steps))
-        self._rate += (RATE_GAIN if self._rate else 1.0) * (rate - self._rate)
+        seconds = curves.host + curves.verify.value(tokens) + curves.draft(steps)
+        self._round_s += (ROUND_GAIN if self._round_s else 1.0) * (seconds - self._round_s)
 
     def explain(self, kind: str = "plain") -> dict[str, Any]:
         """What is known and chosen now, for people: costs in plain steps of one row."""

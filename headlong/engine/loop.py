@@ -363,7 +363,7 @@ class Loop:
         tokens = sum(1 + part.window.verify for part in parts)
         if not result.cold:
             self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s)
-        self.controller.record(kind, tokens, sum(len(kept.tokens) for kept in result.kept), steps)
+        self.controller.record(kind, tokens, steps)
         for answer in self._broken:
             self.end(answer, "fault", "the constraint could not be followed")
         self._broken.clear()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import log1p
 from typing import TYPE_CHECKING
 
 from headlong.engine.depth import DepthController, RowDepth
@@ -72,7 +73,11 @@ class Drafting:
         """The head's drafts were planned and made with the others'; all of them are verified."""
         if offer.given is None or not price:
             return offer
-        count = sum(likely > price for likely in self.reach(offer))
+        count, gives = 0, 1.0
+        for likely in self.reach(offer):
+            if likely <= price * gives:
+                break
+            count, gives = count + 1, gives + likely
         return offer if count == offer.count else replace(offer, count=count, goes_on=False)
 
     def _offers(self, most: int) -> list[Offer]:
@@ -97,7 +102,8 @@ class Drafting:
         return self.guide.valid(tokens[:count]) if self.guide and count else count
 
     def _gain(self, offer: Offer, price: float) -> float:
-        return sum(self.reach(offer)) - price * offer.count
+        """In the log of the row's tokens, as depths are chosen."""
+        return log1p(sum(self.reach(offer))) - price * offer.count
 
     @property
     def foreseeable(self) -> bool:
@@ -142,8 +148,8 @@ class Windows:
         self._tokens = 0  # of the last round
 
     def price(self, kind: str, rows: int) -> float:
-        """What a draft must give to be verified in the next round."""
-        return self.controller.price(kind, max(self._tokens, rows))
+        """What a draft must add, as a share of its row's tokens, to be verified in the next round."""
+        return self.controller.price(kind, max(self._tokens, rows), rows)
 
     def offer(self, job: "Job", price: float = 0.0) -> Offer:
         return job.drafting.offer(self._most(job), price)

@@ -58,15 +58,13 @@ class Simulation:
         steps = [sum(each > depth for each in draft) for depth in range(max(draft))]
         verify_s, draft_s = self.verify(size), sum(map(self.step, steps))
         self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s))
-        tokens = len(self.rows)
         for row, chance, count in zip(self.rows, self.chances, verify, strict=True):
             kept = 0
             while kept < count and self.random.random() < chance:
                 kept += 1
             if count:
                 row.record(HEAD, count, kept)
-            tokens += kept
-        self.controller.record("plain", size, tokens, steps)
+        self.controller.record("plain", size, steps)
         self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
         self.left = draft
         return self.gives(verify), verify_s + draft_s
@@ -289,8 +287,8 @@ def test_a_row_without_drafts_is_never_given_up():
 def test_a_draft_costs_more_where_the_machine_is_busy():
     simulation = Simulation("cpu", [0.5] * 16)
     simulation.run(300)
-    assert DepthController(RoundCosts(), 8).price("plain", 16) == 0.0  # nothing is known yet
-    alone, crowded = (simulation.controller.price("plain", tokens) for tokens in (2, 24))
+    assert DepthController(RoundCosts(), 8).price("plain", 16, 16) == 0.0  # nothing is known yet
+    alone, crowded = (simulation.controller.price("plain", tokens, 16) for tokens in (2, 24))
     assert 0.0 < alone < crowded
     assert crowded == pytest.approx(simulation.fixed(0) * (cpu(32) - cpu(16)) / 16, rel=0.3)
 
