@@ -32,7 +32,7 @@ def test_messages(client, server):
     assert text == folded.content[0].text == whole.content[0].text
     assert folded.stop_reason == whole.stop_reason
     assert folded.usage.output_tokens == whole.usage.output_tokens
-    assert "mtp" in whole.speculative["used"]  # n-grams may have helped
+    assert whole.speculative["used"] in ("mtp", "mtp+ngram")  # as it happens to go
     counted = client.messages.count_tokens(model=server.engine.name, messages=ASK, system="Be brief.")
     assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
 
