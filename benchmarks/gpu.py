@@ -463,7 +463,7 @@ class Checking:
 
 def identity(model: Model, args: argparse.Namespace) -> Found:
     started = time.perf_counter()
-    checking = Checking(model, min(args.tokens, model.engine.limits.context // 3))
+    checking = Checking(model, min(args.tokens, model.engine.limits.context // 2 - 20))
     say(f"{model.name}: {len(checking.plain)} texts alone and plain")
     # Alone: every depth on a greedy and a seeded case. Then batches, mixed and of one depth. First with prompts that
     # are not known, then with cached ones.

@@ -10,7 +10,7 @@ from headlong.cli.show import NOTHING, digits, new_table
 from headlong.engine.depth import HEAD, DepthController, RowDepth
 from headlong.engine.request import Limits
 from headlong.engine.roundcost import KINDS, RoundCosts
-from headlong.engine.tuning import WIDTHS, batches
+from headlong.engine.tuning import batches, widths
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ class Tuned:
         return [
             Cost(kind, rows, width, curve.value(rows * width), curve.value(rows * width) / curve.value(rows))
             for rows in self._batches(kind)
-            for width in WIDTHS
+            for width in widths(self.limits)
             if curve.knot(rows * width)
         ]
 
@@ -101,12 +101,12 @@ class Tuned:
 
     def _choice(self, kind: str, count: int, rate: float) -> Choice:
         rows = [Steady(rate, self.limits.depth) for _ in range(count)]
-        DepthController(self.costs, self.limits.depth, self.limits.depths).plan(rows, kind)
+        sizes = self.limits.sizes
+        DepthController(self.costs, self.limits.depth, self.limits.depths, sizes).plan(rows, kind)
         depths = [row.now for row in rows]  # what is chosen; the plan itself may try something else
-        steps = [sum(depth > step for depth in depths) for step in range(max(depths))]
         tokens = count + sum(sum(row.reach(HEAD, depth)) for row, depth in zip(rows, depths, strict=True))
-        cost = self.costs.verify(kind, count + sum(depths)) + self.costs.draft(kind, steps)
-        plain = self.costs.verify(kind, count) + self.costs.draft(kind, [])
+        cost = self.costs.verify(kind, sizes.tokens(depths)) + self.costs.draft(kind, sizes.steps(depths))
+        plain = self.costs.verify(kind, sizes.rows(count)) + self.costs.draft(kind, [])
         return Choice(kind, count, rate, sum(depths) / count, (tokens / cost) / (count / plain))
 
     def record(self) -> dict[str, Any]:
@@ -148,9 +148,9 @@ class Tuned:
     def _round_table(self, kind: str) -> "Table":
         rounds = {(one.rows, one.width): one for one in self.rounds(kind)}
         drafts = {one.rows: one for one in self.drafts(kind)}
-        table = new_table(["rows", *map(str, WIDTHS), "first draft", "further"])
+        table = new_table(["rows", *map(str, widths(self.limits)), "first draft", "further"])
         for rows in self._batches(kind):
-            passes = [rounds.get((rows, width)) for width in WIDTHS]
+            passes = [rounds.get((rows, width)) for width in widths(self.limits)]
             cells = [
                 _ms(one.seconds) + (f" ({one.steps:.2f})" if one.width > 1 else "") if one else NOTHING
                 for one in passes

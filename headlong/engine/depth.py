@@ -7,24 +7,14 @@ the rows' speeds: nobody is slowed for a neighbour who gains less than they lose
 from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, log1p
-from operator import is_, mul
+from operator import is_
 from typing import Any
 
+from headlong.engine.acceptance import LEAST_VARIANCE, Acceptance
 from headlong.engine.roundcost import KindCosts, RoundCosts
+from headlong.engine.sizes import RAGGED, Sizes
 
 HEAD = "mtp"
-# What is known of drafts
-FRESH_ACCEPTANCE = 0.7  # before anything was verified
-SHRINK = 2.0  # drafts that the prior counts as
-LEAN = 12.0  # drafts that the engine's rates count as in a row's: rows differ less than few drafts make them seem to
-ROW_MEMORY, ENGINE_MEMORY = 0.985, 0.998  # counts are multiplied with it at every draft: 67 and 500 are remembered
-PUBLISH = 8  # drafts after which rows see the engine's counts again
-FAST = 0.15  # share of the newest draft in the average that tells when content has turned
-TURNED = 1.2  # variances by which that average must be off: some four standard deviations
-LEAST_VARIANCE = 0.05
-SURPRISED = 4.0  # drafts that the average then counts as
-HOPE = 0.4  # most by which a position never looked at may be better than it seems
-MOST_RATE = 0.99  # that may be hoped for by analogy
 # When depths change
 YOUNG = 32  # rounds after a change of rows in which depths are considered every round
 REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
@@ -43,106 +33,6 @@ SERIES = 8  # most probes in a row
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
 FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WAIT rounds
-
-
-class Acceptance:
-    """How often drafts are kept, by drafter and position, given that those before them were."""
-
-    def __init__(self, engine_wide: "Acceptance | None" = None) -> None:
-        self._engine = engine_wide
-        self._memory = ROW_MEMORY if engine_wide else ENGINE_MEMORY
-        self._counts: dict[str, list[list[float]]] = {}  # by position: [verified, kept]
-        self._fast: dict[str, float] = {}  # of the first position
-        self._known: dict[str, tuple[int, list[float]]] = {}  # rates (engine-wide) or reach (row), and of which version
-        self._turned: set[str] = set()  # drafters that do other than the engine's usual
-        self._records = 0
-
-    def record(self, drafter: str, verified: int, accepted: int) -> None:
-        """Take a window's outcome: its drafts, and how many of them were kept."""
-        counts = self._counts.setdefault(drafter, [])
-        memory = self._memory
-        for position in range(min(verified, accepted + 1)):
-            if position == len(counts):
-                counts.append([0.0, 0.0])
-            count = counts[position]
-            count[0] = count[0] * memory + 1.0
-            count[1] = count[1] * memory + (position < accepted)
-        if accepted == verified:  # nobody looked further, so what is known of it fades
-            for count in counts[verified:]:
-                count[0] *= memory
-                count[1] *= memory
-        self._records += 1
-        if self._engine and verified:
-            self._known.pop(drafter, None)
-            self._engine.record(drafter, verified, accepted)
-            self._notice(drafter, float(accepted > 0))
-
-    def reach(self, drafter: str, depth: int) -> list[float]:
-        """How likely each of so many drafts is kept: running products, never rising."""
-        version = self._engine.version if self._engine else self._records
-        known = self._known.get(drafter)
-        if known is None or known[0] != version or len(known[1]) < depth:
-            known = self._known[drafter] = version, list(accumulate(self._rates(drafter, depth), mul))
-        return known[1][:depth]
-
-    def hopeful(self, drafter: str, depth: int, looked: int) -> list[float]:
-        """What `reach` may be, if positions past `looked` are better than was seen of them."""
-        rates = self._rates(drafter, depth)
-        counts = self._counts.get(drafter, ())
-        for position in range(max(1, looked), depth):
-            seen = counts[position][0] if position < len(counts) else 0.0
-            hoped = min(rates[position - 1], rates[position] + HOPE * (1.0 + seen) ** -0.5)
-            rates[position] = max(rates[position], hoped)
-        return list(accumulate(rates, mul))
-
-    def begin(self, drafter: str, verified: float, kept: float) -> None:
-        """Forget what was before these drafts of the first position."""
-        self._counts[drafter] = [[verified, kept]]
-        self._known.pop(drafter, None)
-        self._turned.add(drafter)
-
-    @property
-    def version(self) -> int:
-        return self._records if self._records < 8 * PUBLISH else self._records // PUBLISH
-
-    def _shared(self, drafter: str, depth: int) -> list[float]:
-        """The engine's rates, for rows to lean on."""
-        known = self._known.get(drafter)
-        if known is None or known[0] != self.version or len(known[1]) < depth:
-            known = self._known[drafter] = self.version, self._rates(drafter, depth)
-        return known[1]
-
-    def _rates(self, drafter: str, depth: int) -> list[float]:
-        """By position. A row's lean on the engine's, shifted by how the row does at the position before."""
-        counts = self._counts.get(drafter, ())
-        rates: list[float] = []
-        if self._engine is None:
-            rate = FRESH_ACCEPTANCE
-            for verified, kept in counts[:depth]:
-                rate = (kept + SHRINK * rate) / (verified + SHRINK)
-                rates.append(rate)
-            return rates + [rate] * (depth - len(rates))
-        usual = self._engine._shared(drafter, depth)
-        lean = SHRINK if drafter in self._turned else LEAN
-        shift = 0.0
-        for position in range(depth):
-            rate = usual[position] + shift
-            rate = 0.0 if rate < 0.0 else rate if rate < MOST_RATE else MOST_RATE
-            if position < len(counts):
-                verified, kept = counts[position]
-                rate = (kept + lean * rate) / (verified + lean)
-            shift = rate - usual[position]
-            rates.append(rate)
-        return rates
-
-    def _notice(self, drafter: str, kept: float) -> None:
-        """Begin anew once the first position does what it did not do before."""
-        verified, held = self._counts[drafter][0]
-        usual = held / verified
-        before = self._fast.get(drafter, usual)
-        fast = self._fast[drafter] = before + FAST * (kept - before)
-        if verified > 2 * SURPRISED and (fast - usual) ** 2 > TURNED * max(usual * (1.0 - usual), LEAST_VARIANCE):
-            self.begin(drafter, SURPRISED, SURPRISED * (fast + kept) / 2)
 
 
 class Probe:
@@ -231,9 +121,12 @@ class RowDepth:
 
 
 class Scene:
-    """One plan's numbers. A plan costs table[its drafts] + steps[its deepest row], at the machine's usual speed."""
+    """One plan's numbers. A plan costs table[its drafts] + steps[its deepest row], at the machine's usual speed; where
+    rounds are padded, its drafts are those that it is run with."""
 
-    def __init__(self, rows: Sequence[RowDepth], costs: RoundCosts, kind: str, depths: Sequence[int]) -> None:
+    def __init__(
+        self, rows: Sequence[RowDepth], costs: RoundCosts, kind: str, depths: Sequence[int], sizes: Sizes
+    ) -> None:
         deepest = max(depths)
         self.depths = depths  # that may be chosen, the least first
         self.auto = [row for row in rows if row.asked is None and row.cap > 0]
@@ -241,6 +134,7 @@ class Scene:
         fixed = [row.reach(HEAD, row.now) for row in rows if row.asked]
         self.fixed_deepest = max(map(len, fixed), default=0)
         self.rows = len(rows)
+        self.padded, self.run = sizes.padded, sizes.rows(len(rows))
         self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
         self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
         self.rate = 0.0  # tokens a second of the best plan
@@ -249,18 +143,22 @@ class Scene:
     def _price(self, curves: KindCosts, deepest: int) -> None:
         """A step's cost is taken as a line over the rows in it, so that only the number of drafts counts."""
         self.curves = curves
-        one, every = curves.first.value(1), curves.first.value(self.rows)
-        self.slope = (every - one) / (self.rows - 1) if self.rows > 1 else 0.0
-        most = sum(map(len, self.reach))
+        one, every = curves.first.value(1), curves.first.value(self.run)
+        self.slope = 0.0 if self.padded or self.rows == 1 else (every - one) / (self.rows - 1)
+        most = self._drafts(sum(map(len, self.reach)), deepest)
         verify = curves.verify.table(self.size + most)
         self.table = [curves.host + verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
-        self.steps = self._steps(curves.further.value(self.rows), deepest)
+        self.steps = self._steps(curves.further.value(self.run), deepest)
 
     def _steps(self, further: float, deepest: int) -> list[float]:
         """By depth: what all steps to there cost without the slope, and with it for fixed rows."""
-        first = self.curves.first.value(self.rows) + self.slope * (self.size - 2 * self.rows)
+        first = self.curves.first.value(self.run) + self.slope * (self.size - 2 * self.rows)
         further = max(0.0, further - self.slope * self.rows)
         return [self.curves.idle, *(first + further * step for step in range(deepest))]
+
+    def _drafts(self, drafts: int, depth: int) -> int:
+        """That a plan of so many drafts and its deepest row is run with."""
+        return self.run * (1 + max(depth, self.fixed_deepest)) - self.size if self.padded else drafts
 
     # --- the best plan -------------------------------------------------------------------------------------------
 
@@ -272,7 +170,8 @@ class Scene:
         A depth for every row would promise more and give less: what is known of one row is mostly luck, and rounds
         would come in many more sizes.
         """
-        best = self._tokens(0.0) / (table[0] + self.steps[self.fixed_deepest]), [0] * len(reaches)
+        plain = table[self._drafts(0, 0)] + self.steps[self.fixed_deepest]
+        best = self._tokens(0.0) / plain, [0] * len(reaches)
         gives = [[log1p(tokens) for tokens in accumulate(reach, initial=0.0)] for reach in reaches]
         fell = 0
         for depth in self.depths if depths is None else depths:
@@ -281,7 +180,7 @@ class Scene:
                 for row, give in enumerate(gives)
                 if (least := min(depth, len(give) - 1))
             ]
-            rate, some = self._share(shares, self.steps[max(depth, self.fixed_deepest)], table)
+            rate, some = self._share(shares, depth, table)
             fell = 0 if rate > best[0] else fell + 1
             if rate > best[0] * (1.0 + SHALLOW):
                 best = rate, [min(depth, len(give) - 1) if row in some else 0 for row, give in enumerate(gives)]
@@ -290,14 +189,14 @@ class Scene:
         return best
 
     def _share(
-        self, shares: list[tuple[float, int, int]], steps: float, table: Sequence[float]
+        self, shares: list[tuple[float, int, int]], depth: int, table: Sequence[float]
     ) -> tuple[float, set[int]]:
         """The rate and the rows of one depth's plan: all of them, unless the likeliest alone do clearly better."""
         shares.sort(reverse=True)
-        logs, drafts, rates = 0.0, 0, [0.0]
+        logs, drafts, rates, steps = 0.0, 0, [0.0], self.steps[max(depth, self.fixed_deepest)]
         for likely, count, _ in shares:
             logs, drafts = logs + likely * count, drafts + count
-            rates.append(self._tokens(logs) / (table[drafts] + steps))
+            rates.append(self._tokens(logs) / (table[self._drafts(drafts, depth)] + steps))
         most = max(rates)
         count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
         return rates[count], {row for _, _, row in shares[:count]}
@@ -307,14 +206,14 @@ class Scene:
 
         Boldly, sizes never seen are hoped for too.
         """
-        standing = self.size + sum(row.now for row in self.auto)
+        now = max(row.now for row in self.auto)
+        standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
         least = self.curves.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
         host = self.curves.host
         table = [host + least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
         reaches = [
             row.acceptance.hopeful(HEAD, len(reach), row.now) for row, reach in zip(self.auto, self.reach, strict=True)
         ]
-        now = max(row.now for row in self.auto)
         within = sum(depth <= now for depth in self.depths)
         return self.search(reaches, table, self.depths[: within + NEARBY])
 
@@ -325,22 +224,24 @@ class Scene:
         return self.rows * exp((self.logs + logs) / self.rows)
 
     def cost(self, depths: Sequence[int]) -> float:
-        return self.table[sum(depths)] + self.steps[max(self.fixed_deepest, *depths)]
+        deepest = max(depths)
+        return self.table[self._drafts(sum(depths), deepest)] + self.steps[max(self.fixed_deepest, deepest)]
 
     def gives(self, depths: Sequence[int]) -> float:
         return self._tokens(sum(log1p(sum(reach[:depth])) for reach, depth in zip(self.reach, depths, strict=True)))
 
     def more(self, depths: Sequence[int], rows: int) -> float:
         """Seconds that one draft of so many more rows adds."""
-        drafts = sum(depths)
+        drafts, deepest = sum(depths), max(depths)
         step = 0.0 if drafts or self.fixed_deepest else self.steps[1] - self.steps[0]
-        return self.table[min(drafts + rows, len(self.table) - 1)] - self.table[drafts] + step
+        after = min(self._drafts(drafts + rows, max(1, deepest)), len(self.table) - 1)
+        return self.table[after] - self.table[self._drafts(drafts, deepest)] + step
 
     def annotate(self, depths: Sequence[int]) -> None:
         """Leave every row the reason of its depth."""
-        drafts = min(sum(depths), len(self.table) - 2)
         deepest = max(self.fixed_deepest, *depths)
-        verifying = self.rate * (self.table[drafts + 1] - self.table[drafts])
+        drafts = min(self._drafts(sum(depths), deepest), len(self.table) - 2)
+        verifying = self.rate * (self.table[drafts + 1] - self.table[drafts]) * (self.run / self.rows)
         for row, reach, depth in zip(self.auto, self.reach, depths, strict=True):
             if depth < len(reach):
                 step = self.rate * (self.steps[depth + 1] - self.steps[depth]) if depth >= deepest else 0.0
@@ -350,11 +251,12 @@ class Scene:
 class DepthController:
     """Chooses all rows' depths together. Each round: plan, the round, then costs.record, record and row.record."""
 
-    def __init__(self, costs: RoundCosts, deepest: int, depths: Sequence[int] = ()) -> None:
+    def __init__(self, costs: RoundCosts, deepest: int, depths: Sequence[int] = (), sizes: Sizes = RAGGED) -> None:
         """`depths` are those to choose from; all to the deepest, if none are named."""
         self.costs = costs
         self.deepest = deepest
         self._depths = depths or range(1, deepest + 1)
+        self._sizes = sizes
         self.acceptance = Acceptance()
         self._rows: list[RowDepth] = []
         self._scene: Scene | None = None
@@ -374,7 +276,7 @@ class DepthController:
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
         if (same and self._clock < self._wake) or not any(row.asked is None and row.cap > 0 for row in rows):
             return [row.now for row in rows]
-        scene = self._scene = Scene(rows, self.costs, kind, self._depths)
+        scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes)
         depths = self._settle(scene, same)
         scene.annotate(depths)
         tried = self._try(scene, depths)
@@ -423,7 +325,7 @@ class DepthController:
         # Rows that draft together share the steps: what one has found is tried by all, and gone on with together.
         due.sort(key=lambda row: (not row.probe.tried, row.probe.due))
         alive = len(due) if turned else sum(row.probe.tried > 0 for row in due)
-        for count in (alive, 1) if due else ():
+        for count in (alive, len(due) if scene.padded else 1) if due else ():
             price = scene.more(depths, count) / cost
             if count and self._credit >= (price - DEBT if alive else price):
                 self._credit -= price
@@ -472,13 +374,15 @@ class DepthController:
 
     def price(self, kind: str, tokens: int, rows: int) -> float:
         """What a draft must add to its row's tokens, as a share of them, to be verified in a round of so many tokens:
-        what its seconds take from all rows together."""
+        what its seconds take from all rows together. Where rounds are padded, all rows are run with one more."""
         curve = self.costs.of(kind).verify
         if not curve.known or not self._round_s:
             return 0.0
-        least, most = max(1, tokens - AROUND), tokens + AROUND
+        more = self._sizes.rows(rows) if self._sizes.padded else 1
+        around = max(AROUND, more)
+        least, most = max(1, tokens - around), tokens + around
         table = curve.table(most)
-        return rows * (table[most] - table[least]) / (most - least) / self._round_s
+        return rows * more * (table[most] - table[least]) / (most - least) / self._round_s
 
     def record(self, kind: str, tokens: int, steps: Sequence[int]) -> None:
         """Take how many tokens a round verified, and its draft steps."""

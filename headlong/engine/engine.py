@@ -50,7 +50,7 @@ class Engine:
         self.text = text
         self.limits = backend.limits
         self.settings = settings
-        self.depths = DepthController(costs or RoundCosts(), self.limits.depth, self.limits.depths)
+        self.depths = DepthController(costs or RoundCosts(), self.limits.depth, self.limits.depths, self.limits.sizes)
         self.totals = Totals()
         self._intake = Intake(text, self.limits, settings, frozenset(eos_token_ids), self.depths, self.totals)
         self._loop = Loop(backend, settings, self.depths, self.totals)

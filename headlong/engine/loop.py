@@ -327,8 +327,8 @@ class Loop:
 
     def _plan_round(self, answers: Sequence[Answer], kind: str) -> list[Part]:
         """The most senior rows first: those who make room for them are not planned yet."""
-        price = self.windows.price(kind, len(answers))
-        offers = [(answer, self._attempt([answer], self.windows.offer, answer.job, price)) for answer in answers]
+        prices = self.windows.prices(kind, len(answers))
+        offers = [(answer, self._attempt([answer], self.windows.offer, answer.job, prices)) for answer in answers]
         offered = [(answer.job, offer) for answer, offer in offers if offer is not None]
         parts = []
         for job, window in self.windows.plan(offered, kind):
@@ -358,9 +358,8 @@ class Loop:
         return replace(plan, masks=computed)
 
     def _record(self, parts: Sequence[Part], result: RoundResult, kind: str) -> None:
-        drafts = [part.window.draft for part in parts]
-        steps = [sum(draft > depth for draft in drafts) for depth in range(max(drafts))]
-        tokens = sum(1 + part.window.verify for part in parts)
+        tokens = self.limits.sizes.tokens([part.window.verify for part in parts])
+        steps = self.limits.sizes.steps([part.window.draft for part in parts])
         if not result.cold:
             self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s)
         self.controller.record(kind, tokens, steps)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from headlong.engine.sizes import RAGGED, Sizes
 from headlong.errors import UserError
 from headlong.settings import MAX_DEPTH, REQUEST_DRAFT_KINDS
 
@@ -152,6 +153,7 @@ class Limits:
     drafter: str  # what the backend itself drafts with: "mtp" or "none"
     no_draft_reason: str  # why drafter is "none"; empty otherwise
     depths: tuple[int, ...] = ()  # to choose from where nobody asked for one; all, if none are named
+    sizes: Sizes = RAGGED  # what rounds are run as
     page_bytes: int = 0  # of one page in all layers
     overlaps: bool = False  # whether the host is free while a round runs
     device: str = ""  # where and in which type it runs, for people to read

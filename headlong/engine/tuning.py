@@ -22,7 +22,7 @@ from headlong.errors import Fault, UserError
 
 FORMAT = 1  # of the file
 SAMPLINGS = {"plain": Sampling(), "sampled": Sampling(temperature=0.8, seed=0)}
-WIDTHS = (1, 2, 3, 5, 9)  # tokens of a row in a round; all but one are drafts
+WIDTHS = (1, 2, 3, 5, 9)  # tokens of a row in a round, where any depth may be chosen; all but one are drafts
 PASSES = 5  # over all sizes: a machine that slows down midway slows all of them
 VISIT_S = 0.05  # of rounds of one size, in one pass; a round at least
 MOST_ROUNDS = 5  # of one visit
@@ -113,9 +113,7 @@ class Tuning:
 
     @property
     def widths(self) -> list[int]:
-        """Those for which there is room behind a prompt, with as many drafts."""
-        limits = self.backend.limits
-        return [width for width in WIDTHS if width == 1 or (width <= limits.depth + 1 and 4 * width <= limits.context)]
+        return widths(self.backend.limits)
 
     @property
     def steps(self) -> int:
@@ -140,10 +138,14 @@ class Tuning:
         """Rounds of one size in a row; the first one finds another size's caches and does not count."""
         batch.round(size.rows, size.width)
         rounds: list[tuple[float, float]] = []
-        while len(rounds) < MOST_ROUNDS and sum(map(sum, rounds)) < VISIT_S:
+        for _ in range(MOST_ROUNDS):
             result = batch.round(size.rows, size.width)
-            rounds.append((result.verify_s, result.draft_s))
-        self.seconds[size] += rounds
+            if not result.cold:
+                rounds.append((result.verify_s, result.draft_s))
+            if sum(map(sum, rounds)) >= VISIT_S:
+                break
+        if rounds:
+            self.seconds[size] += rounds
 
     def costs(self) -> RoundCosts:
         """Curves through the medians, as a later load will find them."""
@@ -180,6 +182,12 @@ class Tuning:
 def batches(most: int) -> list[int]:
     """The sizes of batches that are measured: powers of two, and the largest."""
     return sorted({*(2**power for power in range(most.bit_length())), most})
+
+
+def widths(limits: Limits) -> list[int]:
+    """Of windows that are measured: those for which there is room behind a prompt, with as many drafts."""
+    usual = (1, *(1 + depth for depth in limits.depths)) if limits.depths else WIDTHS
+    return [width for width in usual if width == 1 or (width <= limits.depth + 1 and 4 * width <= limits.context)]
 
 
 # --- the file ----------------------------------------------------------------------------------------------------

@@ -60,22 +60,22 @@ class Drafting:
     left: int = 0  # drafts that the head has left for the next window
     known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
 
-    def offer(self, most: int, price: float = 0.0) -> Offer:
-        """The drafts that are expected to give most tokens beyond their price, and no more of them than give any."""
+    def offer(self, most: int, prices: Sequence[float] = ()) -> Offer:
+        """The drafts that are expected to give most tokens beyond their prices, and no more of them than give any."""
         if self.depth.asked is not None:
-            price = 0.0
-        offers = [self._worthwhile(offer, price) for offer in self._offers(most)]
+            prices = ()
+        offers = [self._worthwhile(offer, prices) for offer in self._offers(most)]
         return max(
-            [offer for offer in offers if offer.count], key=lambda each: self._gain(each, price), default=NOTHING
+            [offer for offer in offers if offer.count], key=lambda each: self._gain(each, prices), default=NOTHING
         )
 
-    def _worthwhile(self, offer: Offer, price: float) -> Offer:
+    def _worthwhile(self, offer: Offer, prices: Sequence[float]) -> Offer:
         """The head's drafts were planned and made with the others'; all of them are verified."""
-        if offer.given is None or not price:
+        if offer.given is None or not prices:
             return offer
         count, gives = 0, 1.0
-        for likely in self.reach(offer):
-            if likely <= price * gives:
+        for likely, price in zip(self.reach(offer), prices, strict=False):
+            if price and likely <= price * gives:
                 break
             count, gives = count + 1, gives + likely
         return offer if count == offer.count else replace(offer, count=count, goes_on=False)
@@ -101,9 +101,9 @@ class Drafting:
         """How many of the first drafts the grammar allows."""
         return self.guide.valid(tokens[:count]) if self.guide and count else count
 
-    def _gain(self, offer: Offer, price: float) -> float:
+    def _gain(self, offer: Offer, prices: Sequence[float]) -> float:
         """In the log of the row's tokens, as depths are chosen."""
-        return log1p(sum(self.reach(offer))) - price * offer.count
+        return log1p(sum(self.reach(offer))) - sum(prices[: offer.count])
 
     @property
     def foreseeable(self) -> bool:
@@ -145,14 +145,17 @@ class Windows:
     def __init__(self, limits: Limits, controller: DepthController) -> None:
         self.limits = limits
         self.controller = controller
-        self._tokens = 0  # of the last round
+        self._tokens = self._deepest = 0  # of the last round: what it was run with, and drafts that the head left
 
-    def price(self, kind: str, rows: int) -> float:
-        """What a draft must add, as a share of its row's tokens, to be verified in the next round."""
-        return self.controller.price(kind, max(self._tokens, rows), rows)
+    def prices(self, kind: str, rows: int) -> list[float]:
+        """By position: what a draft must add, as a share of its row's tokens, to be verified in the next round."""
+        limits = self.limits
+        price = self.controller.price(kind, max(self._tokens, limits.sizes.rows(rows)), rows)
+        free = self._deepest if limits.sizes.padded else 0  # the head's drafts make windows so wide anyhow
+        return [0.0] * free + [price] * (limits.depth - free)
 
-    def offer(self, job: "Job", price: float = 0.0) -> Offer:
-        return job.drafting.offer(self._most(job), price)
+    def offer(self, job: "Job", prices: Sequence[float] = ()) -> Offer:
+        return job.drafting.offer(self._most(job), prices)
 
     def expected(self, job: "Job", window: Window) -> Offer:
         """What there will be to verify when a round with this window, which is under way, has ended."""
@@ -166,11 +169,14 @@ class Windows:
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         depths = [job.drafting.depth for job, _ in offered]
         reaches = [job.drafting.reach(offer) for job, offer in offered]
-        verify = _evened([offer.count for _, offer in offered], depths, reaches)
-        self._tokens = len(verify) + sum(verify)
+        verify = [offer.count for _, offer in offered]
+        if not self.limits.sizes.padded:
+            verify = _evened(verify, depths, reaches)
+        self._tokens = self.limits.sizes.tokens(verify) if verify else 0
         for (job, offer), count in zip(offered, verify, strict=True):
             job.drafting.depth.cap = self._cap(job, offer, job.reach + count + 1, job.remaining - 2)
         draft = self.controller.plan(depths, kind)
+        self._deepest = max(draft, default=0)
         return [
             (job, job.drafting.window(offer, count, leave))
             for (job, offer), count, leave in zip(offered, verify, draft, strict=True)

@@ -145,10 +145,10 @@ def test_a_short_match_does_not_stand_in_for_the_head():
 def test_no_more_is_proposed_than_pays(price, verify):
     """Drafts that are kept with a chance of 0.7 each: they add 0.7, 0.29, 0.16 and 0.1 of what is there before them."""
     _, job = make(depth=None, head=False, max_tokens=30, proposers=(Says([5, 6, 7, 8], "prediction"),))
-    offer = job.drafting.offer(4, price)
+    offer = job.drafting.offer(4, [price] * 4)
     assert (offer.count, offer.given[:verify] if offer.given else ()) == (verify, (5, 6, 7, 8)[:verify])
     _, job = make(depth=4, head=False, max_tokens=30, proposers=(Says([5, 6, 7, 8], "prediction"),))
-    assert job.drafting.offer(4, price).count == 4  # a depth that was asked for is kept
+    assert job.drafting.offer(4, [price] * 4).count == 4  # a depth that was asked for is kept
 
 
 @pytest.mark.parametrize(("match", "source"), [(LONG_MATCH - 1, "ngram"), (LONG_MATCH, "ngram, long match")])

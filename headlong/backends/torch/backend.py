@@ -10,7 +10,7 @@ from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import Drafter, HeadDrafter
 from headlong.backends.torch.gpu.paths import reason_against
-from headlong.backends.torch.gpu.rounds import DEPTHS, GraphRounds
+from headlong.backends.torch.gpu.rounds import DEPTHS, SIZES, GraphRounds
 from headlong.backends.torch.loader import Loader
 from headlong.backends.torch.memory import Room, pages_that_fit
 from headlong.backends.torch.models import FAMILIES
@@ -57,6 +57,8 @@ class TorchBackend:
             page_bytes = shape.page_bytes(settings.page, dtype)
             rounds, spare = _rounds(self.device)
             limits = _limits(settings, context, config.vocab_size, page_bytes, reason, about)
+            if spare:
+                limits = replace(limits, depths=DEPTHS, sizes=SIZES)
             if self.device.type == "cuda":
                 states = (settings.rows + spare) * shape.state_bytes(dtype)
                 left = Room.of(self.device).for_pages(settings.memory_fraction, states)
@@ -160,7 +162,6 @@ def _limits(settings: Settings, context: int, vocab: int, page_bytes: int, reaso
         depth=MAX_DEPTH,
         drafter="none" if reason else "mtp",
         no_draft_reason=reason,
-        depths=() if on_cpu else DEPTHS,
         page_bytes=page_bytes,
         overlaps=not on_cpu,
         device=device,

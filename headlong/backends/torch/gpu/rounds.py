@@ -10,8 +10,9 @@ tensors, so a graph knows nothing of it.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -30,14 +31,17 @@ from headlong.backends.torch.ragged import Grid, Layout
 from headlong.backends.torch.round import Rounds, Stopwatch
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan
+from headlong.engine.sizes import Sizes
 
 if TYPE_CHECKING:
     from headlong.engine.backend import Handle
 
 MOST_SHAPES = 128  # whose graphs are kept
 # Few of each: a new shape takes a tenth of a second, and seconds where kernels must be built.
-BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows
+SIZES = Sizes((1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256))  # rows
 DEPTHS = (1, 2, 3, 5, 8)  # to choose from
+OFTEN = 8  # rounds that are run in a larger shape before they get one of their own
+ROOMY = 4  # times its tokens, the largest shape that a round is run in
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,22 @@ class Shape:
     depth: int  # drafts for every row
     follows: bool  # the head takes in the round though nobody drafts
     told: bool  # logprobs are wanted
-    needs: tuple[Needs, ...]  # of every row, the padding's last
+    needs: tuple[Needs, ...]  # of every row, those that need most first and the padding last
+
+    @property
+    def tokens(self) -> int:
+        return self.width * len(self.needs)
+
+    def holds(self, other: "Shape") -> bool:
+        """Whether a batch of the other shape can be run in this one."""
+        count = len(other.needs)
+        return (
+            (self.follows, self.told) == (other.follows, other.told)
+            and self.width >= other.width
+            and self.depth >= other.depth
+            and self.needs[:count] == other.needs
+            and all(needs == Needs() for needs in self.needs[count:])
+        )
 
 
 @dataclass
@@ -104,13 +123,16 @@ class GraphRounds(Rounds):
         super().__init__(model, cache, chain, drafter)
         self.stream = stream or Stream()
         self.captured: dict[Shape, Captured] = {}
+        self.wanted: Counter[Shape] = Counter()  # rounds of shapes that had no graphs of their own
         self.prompts = Prompts(cache, self.stream, self._take_in)
         self.chunks: list[Stopwatch] = []
 
     def run(self, plan: Sequence[RowPlan]) -> "Handle":
-        shape = self._shape(plan)
-        cold = shape not in self.captured
-        captured = self._capture(shape, plan) if cold else self.captured.pop(shape)
+        plan = sorted(plan, key=lambda row: astuple(self.chain.needs[row.row]), reverse=True)
+        wanted = self._shape(plan)
+        shape = self._known(wanted)
+        cold = shape != wanted or shape not in self.captured
+        captured = self.captured.pop(shape, None) or self._capture(shape, plan)
         self.captured[shape] = captured  # the newest last
         self._fill(captured, plan)
         self._place_given(plan)
@@ -138,17 +160,31 @@ class GraphRounds(Rounds):
         return self.cache.rows - 1
 
     def _shape(self, plan: Sequence[RowPlan]) -> Shape:
-        padding = bucket(len(plan)) - len(plan)
+        padding = SIZES.rows(len(plan)) - len(plan)
         depth = max(row.draft for row in plan) if self.drafter else 0
         follows = self.drafter is not None and any(self.follows[row.row] for row in plan)
         needs = tuple(self.chain.needs[row.row] for row in plan) + (Needs(),) * padding
-        # A window is as wide as the drafts before it may have been, and as many are made behind it: shapes are few, and
-        # what is too much costs little. But drafts from the host may be many more than the head's.
-        width = max(1 + depth, 1 + max(row.verify for row in plan))
-        if depth and all(row.drafts is None for row in plan):
-            depth = width - 1
         told = any(self.logprobs[row.row] is not None for row in plan)
-        return Shape(width, depth, follows, told, needs)
+        return Shape(1 + max(row.verify for row in plan), depth, follows, told, needs)
+
+    def _known(self, wanted: Shape) -> Shape:
+        """The shape to run a batch in: its own if that is captured or wanted often, else one that was captured and
+        holds it, else one of the usual depths. Rows near their ends come in many shapes, none of which lasts."""
+        if wanted in self.captured:
+            return wanted
+        if self.wanted.total() > OFTEN * MOST_SHAPES:
+            self.wanted.clear()
+        self.wanted[wanted] += 1
+        if self.wanted[wanted] > OFTEN:
+            del self.wanted[wanted]
+            return wanted
+        most = ROOMY * wanted.tokens
+        held = [shape for shape in self.captured if shape.tokens <= most and shape.holds(wanted)]
+        if held:
+            return min(held, key=lambda shape: (shape.tokens, shape.depth))
+        depth = max(wanted.width - 1, wanted.depth)
+        depth = next((usual for usual in (0, *DEPTHS) if usual >= depth), depth)
+        return replace(wanted, width=1 + depth, depth=depth if wanted.depth else 0)
 
     def _fill(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
         padding = captured.inputs.shape[1] - len(plan)
@@ -254,7 +290,3 @@ class GraphRounds(Rounds):
         assert hidden is not None
         assert verdict is not None
         return Feed(captured.layout(), trial.starts, hidden, verdict.tokens, verdict.kept)
-
-
-def bucket(rows: int) -> int:
-    return next((size for size in BUCKETS if rows <= size), rows)

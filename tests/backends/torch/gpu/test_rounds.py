@@ -11,7 +11,7 @@ import torch
 
 from headlong.backends.torch import backend as backend_module
 from headlong.backends.torch.backend import TorchBackend
-from headlong.backends.torch.gpu.rounds import GraphRounds, bucket
+from headlong.backends.torch.gpu.rounds import OFTEN, SIZES, GraphRounds
 from headlong.checkpoint.checkpoint import open_checkpoint
 from headlong.engine.request import Chunk, RowPlan, Sampling, Start
 from headlong.settings import Settings
@@ -60,13 +60,13 @@ class PlainStream:
         return Told(tensor)
 
 
-def make(folder, monkeypatch, graphs):
+def make(folder, monkeypatch, graphs, device="cpu"):
     def rounds(model, cache, chain, drafter):
         return GraphRounds(model, cache, chain, drafter, PlainStream())
 
     if graphs:
         monkeypatch.setattr(backend_module, "_rounds", lambda device: (rounds, True))
-    settings = Settings(rows=5, context=128, page=16, chunk=32, device="cpu")
+    settings = Settings(rows=5, context=128, page=16, chunk=32, device=str(device))
     made = TorchBackend(open_checkpoint(str(folder)), settings)
     monkeypatch.undo()
     return made
@@ -121,26 +121,65 @@ def test_rows_of_all_sorts(backends):
     assert play(graphs, ROUNDS) == play(plain, ROUNDS)
 
 
+def shapes_of(backend):
+    """Rows, tokens of each one's window, drafts."""
+    return [(len(shape.needs), shape.width, shape.depth) for shape in backend.rounds.captured]
+
+
 def test_a_batch_of_a_known_shape_is_captured_once(backends):
     graphs, _ = backends
     start(graphs, [Sampling()] * 5)
     play(graphs, [[(0, 1, 2), (1, 2, 2)], [(3, 2, 2), (2, 0, 2)], [(4, 2, 1), (0, 2, 2)]])
-    assert len(graphs.rounds.captured) == 1
+    assert shapes_of(graphs) == [(2, 3, 2)]
     play(graphs, [[(0, 2, 2), (1, 2, 2), (2, 2, 2), (3, 2, 2), (4, 1, 2)]])
-    assert len(graphs.rounds.captured) == 2
-    assert [len(captured.rows) for captured in graphs.rounds.captured.values()] == [2, 8]
-    play(graphs, [[(0, 2, 1)], [(0, 1, 2)], [(1, 0, 2)]])  # one shape too
-    assert len(graphs.rounds.captured) == 3
+    assert shapes_of(graphs) == [(2, 3, 2), (8, 3, 2)]
+
+
+def test_a_shape_that_does_not_last_is_run_in_one_that_holds_it(backends):
+    graphs, plain = backends
+    for backend in backends:
+        start(backend, [Sampling()] * 5)
+    first = [[(row, 2, 3) for row in range(5)]]  # as wide as the usual depth for its drafts
+    assert play(graphs, first) == play(plain, first)
+    assert shapes_of(graphs) == [(8, 4, 3)]
+    fewer = [[(row, 3, 2) for row in range(4)], [(0, 2, 1), (3, 1, 2)], [(0, 1, 1)]]
+    assert play(graphs, fewer) == play(plain, fewer)
+    assert shapes_of(graphs) == [(8, 4, 3), (2, 3, 2)]  # two rows of three tokens would have been run as 32
+
+
+def test_a_shape_that_lasts_is_captured(backends):
+    graphs, plain = backends
+    for backend in backends:
+        start(backend, [Sampling()] * 5)
+    first, often = [(row, 2, 3) for row in range(5)], [RowPlan(row, 1, 2, ()) for row in range(3)]
+    play(plain, [first])
+    play(graphs, [first])
+    told = [(graphs.round(often).result(), plain.round(often).result().kept) for _ in range(OFTEN + 3)]
+    assert all(sorted(mine.kept, key=lambda kept: kept.row) == theirs for mine, theirs in told)
+    assert [mine.cold for mine, _ in told] == [True] * (OFTEN + 1) + [False] * 2
+    assert shapes_of(graphs) == [(8, 4, 3), (4, 2, 2)]
+
+
+def test_rows_of_two_sorts_are_one_shape_in_any_order(backends):
+    graphs, plain = backends
+    for backend in backends:
+        start(backend, [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(), Sampling(temperature=0.8, seed=5)])
+    orders = [[(row, 1, 1) for row in order] for order in ((0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2))]
+    assert play(graphs, orders) == play(plain, orders)
+    assert len(graphs.rounds.captured) == 1
+    few = [[(2, 1, 1), (3, 1, 1), (0, 0, 1)], [(1, 1, 1), (3, 1, 1)]]
+    assert play(graphs, few) == play(plain, few)
+    assert len(graphs.rounds.captured) == 2  # one sampled row is another shape; two, without the greedy ones, are not
 
 
 def test_shapes_used_longest_ago_are_let_go(backends, monkeypatch):
     monkeypatch.setattr("headlong.backends.torch.gpu.rounds.MOST_SHAPES", 2)
     graphs, plain = backends
-    rounds = [[(0, 0, depth)] for depth in (1, 2, 1, 3, 1, 2)]
+    rounds = [[(0, 0, depth)] for depth in (1, 2, 1, 3, 1, 5)]
     for backend in backends:
         start(backend, [Sampling()])
     assert play(graphs, rounds) == play(plain, rounds)
-    assert [shape.depth for shape in graphs.rounds.captured] == [1, 2]
+    assert [shape.depth for shape in graphs.rounds.captured] == [1, 5]
     assert graphs.rounds.stream.recorded == 4 + 1  # the prompt's
 
 
@@ -161,7 +200,7 @@ def test_logprobs(backends):
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (5, 8), (17, 24), (300, 300)])
 def test_buckets(rows, size):
-    assert bucket(rows) == size
+    assert SIZES.rows(rows) == size
 
 
 class FewWords:

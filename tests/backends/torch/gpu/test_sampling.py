@@ -239,17 +239,16 @@ def test_windows_and_commits(device):
     assert kept_of.tolist() == [0, 2, 0, 0, 1]
 
 
-def test_whole_rounds(tmp_path, monkeypatch):
-    """Rows of all sorts: with these kernels around the references of a model, and without."""
+def test_whole_rounds(tmp_path, monkeypatch, device):
+    """Rows of all sorts: with these kernels around a model, and without."""
     folder, samplings = tiny.write(tmp_path, "dense"), [*SAMPLINGS.values()]
     samplings[1] = replace(samplings[1], top_p=0.9, xtc_probability=0.5)
     rounds = [[(0, 2, 1), (1, 2, 1), (2, 1, 1)]]
     given = []
     for kernels in (False, True):
-        backend = make(folder, monkeypatch, graphs=True)
-        if kernels:
-            for module in (accept, chain_module, noise, pick, round_module, truncate_module):
-                monkeypatch.setattr(module, "fused", lambda *_: True)
+        backend = make(folder, monkeypatch, graphs=True, device=device)
+        for module in (accept, chain_module, noise, pick, round_module, truncate_module):
+            monkeypatch.setattr(module, "fused", lambda *_, kernels=kernels: kernels)
         start(backend, samplings)
         given.append(play(backend, rounds))
     assert given[0] == given[1]

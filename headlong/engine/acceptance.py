@@ -1,0 +1,116 @@
+"""How often drafts are kept: learnt row by row and over all rows, while rounds run."""
+
+from itertools import accumulate
+from operator import mul
+
+FRESH_ACCEPTANCE = 0.7  # before anything was verified
+SHRINK = 2.0  # drafts that the prior counts as
+LEAN = 12.0  # drafts that the engine's rates count as in a row's: rows differ less than few drafts make them seem to
+ROW_MEMORY, ENGINE_MEMORY = 0.985, 0.998  # counts are multiplied with it at every draft: 67 and 500 are remembered
+PUBLISH = 8  # drafts after which rows see the engine's counts again
+FAST = 0.15  # share of the newest draft in the average that tells when content has turned
+TURNED = 1.2  # variances by which that average must be off: some four standard deviations
+LEAST_VARIANCE = 0.05
+SURPRISED = 4.0  # drafts that the average then counts as
+HOPE = 0.4  # most by which a position never looked at may be better than it seems
+MOST_RATE = 0.99  # that may be hoped for by analogy
+
+
+class Acceptance:
+    """How often drafts are kept, by drafter and position, given that those before them were."""
+
+    def __init__(self, engine_wide: "Acceptance | None" = None) -> None:
+        self._engine = engine_wide
+        self._memory = ROW_MEMORY if engine_wide else ENGINE_MEMORY
+        self._counts: dict[str, list[list[float]]] = {}  # by position: [verified, kept]
+        self._fast: dict[str, float] = {}  # of the first position
+        self._known: dict[str, tuple[int, list[float]]] = {}  # rates (engine-wide) or reach (row), and of which version
+        self._turned: set[str] = set()  # drafters that do other than the engine's usual
+        self._records = 0
+
+    def record(self, drafter: str, verified: int, accepted: int) -> None:
+        """Take a window's outcome: its drafts, and how many of them were kept."""
+        counts = self._counts.setdefault(drafter, [])
+        memory = self._memory
+        for position in range(min(verified, accepted + 1)):
+            if position == len(counts):
+                counts.append([0.0, 0.0])
+            count = counts[position]
+            count[0] = count[0] * memory + 1.0
+            count[1] = count[1] * memory + (position < accepted)
+        if accepted == verified:  # nobody looked further, so what is known of it fades
+            for count in counts[verified:]:
+                count[0] *= memory
+                count[1] *= memory
+        self._records += 1
+        if self._engine and verified:
+            self._known.pop(drafter, None)
+            self._engine.record(drafter, verified, accepted)
+            self._notice(drafter, float(accepted > 0))
+
+    def reach(self, drafter: str, depth: int) -> list[float]:
+        """How likely each of so many drafts is kept: running products, never rising."""
+        version = self._engine.version if self._engine else self._records
+        known = self._known.get(drafter)
+        if known is None or known[0] != version or len(known[1]) < depth:
+            known = self._known[drafter] = version, list(accumulate(self._rates(drafter, depth), mul))
+        return known[1][:depth]
+
+    def hopeful(self, drafter: str, depth: int, looked: int) -> list[float]:
+        """What `reach` may be, if positions past `looked` are better than was seen of them."""
+        rates = self._rates(drafter, depth)
+        counts = self._counts.get(drafter, ())
+        for position in range(max(1, looked), depth):
+            seen = counts[position][0] if position < len(counts) else 0.0
+            hoped = min(rates[position - 1], rates[position] + HOPE * (1.0 + seen) ** -0.5)
+            rates[position] = max(rates[position], hoped)
+        return list(accumulate(rates, mul))
+
+    def begin(self, drafter: str, verified: float, kept: float) -> None:
+        """Forget what was before these drafts of the first position."""
+        self._counts[drafter] = [[verified, kept]]
+        self._known.pop(drafter, None)
+        self._turned.add(drafter)
+
+    @property
+    def version(self) -> int:
+        return self._records if self._records < 8 * PUBLISH else self._records // PUBLISH
+
+    def _shared(self, drafter: str, depth: int) -> list[float]:
+        """The engine's rates, for rows to lean on."""
+        known = self._known.get(drafter)
+        if known is None or known[0] != self.version or len(known[1]) < depth:
+            known = self._known[drafter] = self.version, self._rates(drafter, depth)
+        return known[1]
+
+    def _rates(self, drafter: str, depth: int) -> list[float]:
+        """By position. A row's lean on the engine's, shifted by how the row does at the position before."""
+        counts = self._counts.get(drafter, ())
+        rates: list[float] = []
+        if self._engine is None:
+            rate = FRESH_ACCEPTANCE
+            for verified, kept in counts[:depth]:
+                rate = (kept + SHRINK * rate) / (verified + SHRINK)
+                rates.append(rate)
+            return rates + [rate] * (depth - len(rates))
+        usual = self._engine._shared(drafter, depth)
+        lean = SHRINK if drafter in self._turned else LEAN
+        shift = 0.0
+        for position in range(depth):
+            rate = usual[position] + shift
+            rate = 0.0 if rate < 0.0 else rate if rate < MOST_RATE else MOST_RATE
+            if position < len(counts):
+                verified, kept = counts[position]
+                rate = (kept + lean * rate) / (verified + lean)
+            shift = rate - usual[position]
+            rates.append(rate)
+        return rates
+
+    def _notice(self, drafter: str, kept: float) -> None:
+        """Begin anew once the first position does what it did not do before."""
+        verified, held = self._counts[drafter][0]
+        usual = held / verified
+        before = self._fast.get(drafter, usual)
+        fast = self._fast[drafter] = before + FAST * (kept - before)
+        if verified > 2 * SURPRISED and (fast - usual) ** 2 > TURNED * max(usual * (1.0 - usual), LEAST_VARIANCE):
+            self.begin(drafter, SURPRISED, SURPRISED * (fast + kept) / 2)
