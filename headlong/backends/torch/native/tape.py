@@ -1,11 +1,15 @@
 """Passes whose kernel calls are kept, so that the next one like it is a single call.
 
-On a small model the Python between kernels would take as long as some of them.
+On a small model the Python between kernels would take as long as some of them. Batches come in many sizes, but what the
+calls are given follows from the sizes in a straight line: from a few passes that were recorded, those of other sizes
+are known, once a recording has been foretold by others to the last bit.
 """
 
 import ctypes
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,23 +21,26 @@ from headlong.backends.torch.ragged import Layout
 
 MOST_BYTES = 1 << 27  # of one pass; one with more is long, and its Python a small part of it
 MOST_TAPES = 512
-WORTH_IT = 6  # calls of a shape; recording one costs as much as ten replays save
+WORTH_IT = 6  # calls of a shape that does not follow from others; recording one costs as much as ten replays save
+ALIGNED = 64  # bytes
 
 Pass = Callable[..., tuple[Tensor, ...]]
+Key = tuple[torch.Size, ...]
 
 
 class Taped:
-    """A function of a layout and tensors. Called often with the same shapes, it repeats its kernels on the same memory.
+    """A function of a layout and tensors. Called again with such shapes, it repeats its kernels on the same memory.
 
     What it returns is overwritten by the next call. It may make tensors, view them and call kernels; if it does
     anything else, or there are no kernels, every call is an ordinary one. Where there are kernels, it must not depend
-    on the layout's rows and widths but through tensors.
+    on the layout's rows and widths but through tensors, nor on sizes but by which of them are equal or one.
     """
 
     def __init__(self, function: Pass) -> None:
         self.function = function
-        self.tapes: dict[tuple[torch.Size, ...], Tape | None] = {}
-        self.calls: dict[tuple[torch.Size, ...], int] = {}  # of shapes without a tape
+        self.tapes: dict[Key, Tape | None] = {}
+        self.families: dict[tuple[int, ...], Family] = defaultdict(Family)
+        self.calls: dict[Key, int] = {}  # of shapes without a tape
         self.cold = False  # whether the last call took longer than others of its shape will
         self.given, self.work = Arena(), Arena()  # apart: what a pass is given may be what the one before it returned
 
@@ -42,61 +49,184 @@ class Taped:
         if lib is None:
             return self.function(layout, *tensors)
         key = tuple(tensor.shape for tensor in tensors)
-        self.cold = False
         if key not in self.tapes:
-            self.calls[key] = self.calls.get(key, 0) + 1
-            self.cold = self.calls[key] in (1, WORTH_IT)  # the memory is new, or it is recorded
-            if self.calls[key] < WORTH_IT:
-                return self.function(layout, *tensors)
-            return self._record(key, lib, layout, tensors)
+            return self._first(key, lib, layout, tensors)
+        self.cold = False
         tape = self.tapes[key] = self.tapes.pop(key)  # the newest last
         return self.function(layout, *tensors) if tape is None else tape.play(tensors)
 
-    def _record(
-        self, key: tuple[torch.Size, ...], lib: Kernels, layout: Layout, tensors: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
+    def _first(self, key: Key, lib: Kernels, layout: Layout, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """A shape without a tape: it follows from others', or is recorded, if it comes often or others may follow."""
+        sizes = [size for shape in key for size in shape]
+        family = self.families[_alike(sizes)]
+        notes = family.foretell(sizes)
+        if notes and notes.fits:
+            tape = Tape(lib, notes, (self.given.slab, self.work.slab))
+            self._keep(key, tape)
+            self.cold = True
+            return tape.play(tensors)
+        self.calls[key] = self.calls.get(key, 0) + 1
+        self.cold = self.calls[key] in (1, WORTH_IT)  # the memory is new, or it is recorded
+        if family.broken and self.calls[key] < WORTH_IT:
+            return self.function(layout, *tensors)
+        outputs, notes = self._record(layout, tensors)
+        del self.calls[key]
+        family.learn(sizes, notes)
+        self._keep(key, Tape(lib, notes, (self.given.slab, self.work.slab)) if notes and notes.fits else None)
+        return outputs
+
+    def _record(self, layout: Layout, tensors: tuple[Tensor, ...]) -> "tuple[tuple[Tensor, ...], Notes | None]":
+        """Make a pass and take notes; none, if more than kernels were called."""
         self.given.used = self.work.used = 0
         inputs = [self.given.empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in tensors]
         with recorded() as calls, _Watch(self.work) as watch:
             outputs = self.function(layout, *inputs)
-        del self.calls[key]
-        tape = Tape(lib, calls, inputs, outputs, watch.made)
+        arenas = self.given, self.work
+        places = [place for tensor in (*inputs, *outputs) if (place := Place.of(tensor, arenas))]
+        if not watch.only_kernels or len(places) < len(inputs) + len(outputs):
+            return outputs, None
+        return outputs, Notes.of(calls, places, len(inputs), [arena.used for arena in arenas])
+
+    def _keep(self, key: Key, tape: "Tape | None") -> None:
         while len(self.tapes) >= MOST_TAPES:
             del self.tapes[next(iter(self.tapes))]  # used longest ago
-        self.tapes[key] = tape if watch.only_kernels and tape.nbytes <= MOST_BYTES else None
-        return outputs
+        self.tapes[key] = tape
+
+
+def _alike(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The same for sizes of which the same ones are equal, and the same ones are 1."""
+    return tuple(-1 if size == 1 else sizes.index(size) for size in sizes)
 
 
 class Arena:
-    """Memory that all tapes of a function share, since one plays at a time; a pass takes it from the front."""
+    """Memory that all tapes of a function share, since one plays at a time; a pass takes it from the front.
+
+    Lines of a tensor take whole blocks, so that where the next one stands follows from the sizes in a straight line.
+    What was never used takes none of the machine's memory.
+    """
 
     def __init__(self) -> None:
-        self.slab = torch.empty(0, dtype=torch.uint8)
+        self.slab = torch.empty(MOST_BYTES, dtype=torch.uint8)
         self.used = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        nbytes = math.prod(shape) * dtype.itemsize
-        if self.used + nbytes > len(self.slab):  # tapes that have the old slab keep it
-            self.slab, self.used = torch.empty(max(2 * len(self.slab), nbytes, 1 << 20), dtype=torch.uint8), 0
-        first, self.used = self.used, self.used + -(-nbytes // 64) * 64
+        first, nbytes, lines = self.used, math.prod(shape) * dtype.itemsize, shape[0] if shape else 1
+        self.used += -(-nbytes // max(1, lines * ALIGNED)) * ALIGNED * lines
+        if self.used > len(self.slab):
+            return torch.empty(shape, dtype=dtype)
         return self.slab[first : first + nbytes].view(dtype).view(shape)
 
 
-class Tape:
-    """Kernel calls, and all the memory they use."""
+@dataclass(frozen=True)
+class Place:
+    """A tensor in one of the arenas."""
 
-    def __init__(
-        self,
-        lib: Kernels,
-        calls: Calls,
-        inputs: list[Tensor],
-        outputs: tuple[Tensor, ...],
-        made: list[Tensor],
-    ) -> None:
-        self.lib, self.inputs, self.outputs, self.kept_alive = lib, inputs, outputs, (made, calls)
-        self.nbytes = sum(tensor.nbytes for tensor in (*inputs, *made))
-        words = [word for address, arguments in calls for word in (address, ctypes.addressof(arguments))]
-        self.calls, self.count = (ctypes.c_void_p * len(words))(*words), len(calls)
+    arena: int
+    dtype: torch.dtype
+    numbers: list[int]  # its first element, its shape, its strides
+
+    @staticmethod
+    def of(tensor: Tensor, arenas: Sequence[Arena]) -> "Place | None":
+        for number, arena in enumerate(arenas):
+            first = tensor.data_ptr() - arena.slab.data_ptr()
+            if 0 <= first < len(arena.slab):
+                numbers = [first // tensor.dtype.itemsize, *tensor.shape, *tensor.stride()]
+                return Place(number, tensor.dtype, numbers)
+        return None
+
+    def tensor(self, slabs: Sequence[Tensor], numbers: list[int]) -> Tensor:
+        first, dims = numbers[0], len(numbers) // 2
+        return slabs[self.arena].view(self.dtype).as_strided(numbers[1 : 1 + dims], numbers[1 + dims :], first)
+
+
+@dataclass(frozen=True)
+class Notes:
+    """A pass as numbers: its calls' arguments, where the tensors stand that it is given and gives, what it uses."""
+
+    kernels: list[tuple[int, int]]  # by call: the kernel's address, and the words of its arguments
+    places: list[Place]
+    inputs: int  # of the places, the first ones
+    numbers: Tensor  # [words of all arguments + numbers of all places + bytes of both arenas]
+
+    @staticmethod
+    def of(calls: Calls, places: list[Place], inputs: int, used: list[int]) -> "Notes":
+        kernels = [(address, ctypes.sizeof(arguments) // 8) for address, arguments in calls]
+        words = torch.frombuffer(bytearray(b"".join(bytes(each) for _, each in calls)), dtype=torch.int64)
+        rest = [number for place in places for number in place.numbers] + used
+        return Notes(kernels, places, inputs, torch.cat([words, torch.tensor(rest)]))
+
+    @property
+    def fits(self) -> bool:
+        return int(self.numbers[-2:].max()) <= MOST_BYTES
+
+    @property
+    def words(self) -> int:
+        return sum(count for _, count in self.kernels)
+
+    def like(self, other: "Notes") -> bool:
+        """Whether they differ in numbers alone."""
+        mine, theirs = ([(place.arena, place.dtype) for place in notes.places] for notes in (self, other))
+        return self.kernels == other.kernels and mine == theirs and self.numbers.shape == other.numbers.shape
+
+
+@dataclass
+class Family:
+    """Passes of sizes that are alike, all of whose numbers follow from the sizes in a straight line; or not."""
+
+    known: list[tuple[list[int], Notes]] = field(default_factory=list)  # recorded; none follows from the others
+    trusted: bool = False  # a recording was foretold by them
+    broken: bool = False  # one was not
+
+    def learn(self, sizes: list[int], notes: Notes | None) -> None:
+        """Take a recording: it tells of sizes that did not follow from others, or whether they do."""
+        if self.broken:
+            return
+        if notes is None or not all(notes.like(other) for _, other in self.known):
+            self.broken = True
+        elif (foretold := self._follow(sizes)) is None:
+            self.known.append((sizes, notes))
+            self.trusted = False
+        else:
+            self.trusted = torch.equal(foretold, notes.numbers)
+            self.broken = not self.trusted
+
+    def foretell(self, sizes: list[int]) -> Notes | None:
+        """What a recording would give; None where that does not follow."""
+        numbers = self._follow(sizes) if self.trusted and not self.broken else None
+        return None if numbers is None else replace(self.known[0][1], numbers=numbers)
+
+    def _follow(self, sizes: list[int]) -> Tensor | None:
+        """The numbers of these sizes, if they are a mixture of known ones."""
+        if not self.known:
+            return None
+        points = torch.tensor([each for each, _ in self.known], dtype=torch.float64)
+        values = torch.stack([notes.numbers for _, notes in self.known])
+        target = torch.tensor(sizes, dtype=torch.float64) - points[0]
+        across = (points[1:] - points[0]).T
+        if not len(points[1:]):
+            return values[0] if not target.any() else None
+        shares = torch.linalg.lstsq(across, target[:, None], driver="gelsd").solution[:, 0]
+        if (across @ shares - target).abs().max() > 1e-6:
+            return None
+        return values[0] + (shares @ (values[1:] - values[0]).double()).round().long()
+
+
+class Tape:
+    """A pass that can be played: kernel calls on memory of the arenas."""
+
+    def __init__(self, lib: Kernels, notes: Notes, slabs: tuple[Tensor, Tensor]) -> None:
+        self.lib, self.count = lib, len(notes.kernels)
+        self.arguments = notes.numbers[: notes.words].clone()
+        addresses, at = [], self.arguments.data_ptr()
+        for kernel, words in notes.kernels:
+            addresses += [kernel, at]
+            at += 8 * words
+        self.calls = (ctypes.c_void_p * len(addresses))(*addresses)
+        rest, tensors = notes.numbers[notes.words :].tolist(), []
+        for place in notes.places:
+            numbers, rest = rest[: len(place.numbers)], rest[len(place.numbers) :]
+            tensors.append(place.tensor(slabs, numbers))
+        self.inputs, self.outputs = tensors[: notes.inputs], tuple(tensors[notes.inputs :])
 
     def play(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         for mine, given in zip(self.inputs, tensors, strict=True):
@@ -118,15 +248,13 @@ class _Watch(TorchFunctionMode):
     def __init__(self, arena: Arena) -> None:
         super().__init__()
         self.arena = arena
-        self.made: list[Tensor] = []
         self.only_kernels = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__
         if name in self.MAKERS:
             like = func(*args, **{**(kwargs or {}), "device": "meta"})
-            self.made.append(self.arena.empty(like.shape, like.dtype))
-            return self.made[-1]
+            return self.arena.empty(like.shape, like.dtype)
         out = func(*args, **(kwargs or {}))
         if not (name in self.QUESTIONS or (name in self.VIEWS and _is_part(out, args[0]))):
             self.only_kernels = False
