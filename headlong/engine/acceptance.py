@@ -1,5 +1,6 @@
 """How often drafts are kept: learnt row by row and over all rows, while rounds run."""
 
+from collections import Counter
 from itertools import accumulate
 from operator import mul
 
@@ -7,6 +8,7 @@ FRESH_ACCEPTANCE = 0.7  # before anything was verified
 SHRINK = 2.0  # drafts that the prior counts as
 LEAN = 12.0  # drafts that the engine's rates count as in a row's: rows differ less than few drafts make them seem to
 ROW_MEMORY, ENGINE_MEMORY = 0.985, 0.998  # counts are multiplied with it at every draft: 67 and 500 are remembered
+EQUAL = 8.0  # windows of a row after which each counts for less in the engine's rates
 PUBLISH = 8  # drafts after which rows see the engine's counts again
 FAST = 0.15  # share of the newest draft in the average that tells when content has turned
 TURNED = 1.2  # variances by which that average must be off: some four standard deviations
@@ -27,17 +29,18 @@ class Acceptance:
         self._known: dict[str, tuple[int, list[float]]] = {}  # rates (engine-wide) or reach (row), and of which version
         self._turned: set[str] = set()  # drafters that do other than the engine's usual
         self._records = 0
+        self._told: Counter[str] = Counter()  # windows of each drafter that the engine was told of
 
-    def record(self, drafter: str, verified: int, accepted: int) -> None:
+    def record(self, drafter: str, verified: int, accepted: int, weight: float = 1.0) -> None:
         """Take a window's outcome: its drafts, and how many of them were kept."""
         counts = self._counts.setdefault(drafter, [])
-        memory = self._memory
+        memory = 1.0 - (1.0 - self._memory) * weight
         for position in range(min(verified, accepted + 1)):
             if position == len(counts):
                 counts.append([0.0, 0.0])
             count = counts[position]
-            count[0] = count[0] * memory + 1.0
-            count[1] = count[1] * memory + (position < accepted)
+            count[0] = count[0] * memory + weight
+            count[1] = count[1] * memory + weight * (position < accepted)
         if accepted == verified:  # nobody looked further, so what is known of it fades
             for count in counts[verified:]:
                 count[0] *= memory
@@ -45,7 +48,9 @@ class Acceptance:
         self._records += 1
         if self._engine and verified:
             self._known.pop(drafter, None)
-            self._engine.record(drafter, verified, accepted)
+            self._told[drafter] += 1
+            # Rows whose drafts are right have more of them: if all counted alike, new rows would be hoped too much of.
+            self._engine.record(drafter, verified, accepted, min(1.0, EQUAL / self._told[drafter]))
             self._notice(drafter, float(accepted > 0))
 
     def reach(self, drafter: str, depth: int) -> list[float]:
@@ -59,12 +64,17 @@ class Acceptance:
     def hopeful(self, drafter: str, depth: int, looked: int) -> list[float]:
         """What `reach` may be, if positions past `looked` are better than was seen of them."""
         rates = self._rates(drafter, depth)
-        counts = self._counts.get(drafter, ())
         for position in range(max(1, looked), depth):
-            seen = counts[position][0] if position < len(counts) else 0.0
+            seen = self._seen(drafter, position)
             hoped = min(rates[position - 1], rates[position] + HOPE * (1.0 + seen) ** -0.5)
             rates[position] = max(rates[position], hoped)
         return list(accumulate(rates, mul))
+
+    def _seen(self, drafter: str, position: int) -> float:
+        """Drafts that tell of a position: the row's, and those of others."""
+        counts = self._counts.get(drafter, ())
+        seen = counts[position][0] if position < len(counts) else 0.0
+        return seen + (self._engine._seen(drafter, position) if self._engine else 0.0)
 
     def begin(self, drafter: str, verified: float, kept: float) -> None:
         """Forget what was before these drafts of the first position."""

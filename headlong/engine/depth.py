@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, log1p
 from operator import is_
+from statistics import mode
 from typing import Any
 
 from headlong.engine.acceptance import LEAST_VARIANCE, Acceptance
@@ -16,17 +17,16 @@ from headlong.engine.sizes import RAGGED, Sizes
 
 HEAD = "mtp"
 # When depths change
-YOUNG = 32  # rounds after a change of rows in which depths are considered every round
+YOUNG = 32  # rounds after a change of rows in which depths are considered every round; fewer with more rows
 REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
-SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
+SHALLOW = 0.03  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
 PARKED = 0.05  # gain for which some rows rest while others draft
-AROUND = 8  # tokens to either side over which the price of one is taken: a tile of them
-ROUND_GAIN = 0.1  # share of the newest round in the length of a round that prices are set by
+ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
 # What is tried though it looks worse
 BUDGET = 0.005  # share of time for it
-CREDIT = 3.0  # most rounds of it saved up, and what a new engine starts with
+FIRST_CREDIT, CREDIT = 3.0, 1.0  # rounds of it that a new engine starts with, and most that are saved up later
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
 FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
 SERIES = 8  # most probes in a row
@@ -233,9 +233,13 @@ class Scene:
     def more(self, depths: Sequence[int], rows: int) -> float:
         """Seconds that one draft of so many more rows adds."""
         drafts, deepest = sum(depths), max(depths)
-        step = 0.0 if drafts or self.fixed_deepest else self.steps[1] - self.steps[0]
         after = min(self._drafts(drafts + rows, max(1, deepest)), len(self.table) - 1)
-        return self.table[after] - self.table[self._drafts(drafts, deepest)] + step
+        seconds = self.table[after] - self.table[self._drafts(drafts, deepest)]
+        if drafts or self.fixed_deepest:
+            return seconds
+        # Rows that have rested have pairs to catch up with, so few of them may cost more than the line says.
+        step = self.curves.first.value(self.run if self.padded else rows) - self.slope * rows
+        return seconds + max(step, self.steps[1]) - self.steps[0]
 
     def annotate(self, depths: Sequence[int]) -> None:
         """Leave every row the reason of its depth."""
@@ -262,10 +266,10 @@ class DepthController:
         self._scene: Scene | None = None
         self._clock = self._planned = self._wake = self._young = 0  # rounds
         self._drag = 0.0  # rounds lost by standing still
-        self._credit = CREDIT  # rounds that may be lost by trying
+        self._credit = FIRST_CREDIT  # rounds that may be lost by trying
         self._wait, self._look = FIRST_WAIT, 0
         self._looked = False  # a size was tried last, not a draft
-        self._round_s = 0.0  # of the last rounds, at the machine's usual speed
+        self._rest_s = 0.0  # of the last rounds beside verifying, at the machine's usual speed
 
     def row(self, asked: int | None = None) -> RowDepth:
         return RowDepth(asked, self.deepest, self.acceptance)
@@ -274,7 +278,12 @@ class DepthController:
         """Drafts that the head is to leave for each row's next round."""
         self._clock += 1
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
-        if (same and self._clock < self._wake) or not any(row.asked is None and row.cap > 0 for row in rows):
+        auto = [row for row in rows if row.asked is None]
+        changed = REST * abs(len(rows) - len(self._rows)) > len(self._rows)  # by more than some of many
+        rests = self._clock < self._wake and not changed and self._welcome(auto)
+        if not any(row.cap > 0 for row in auto):
+            rests, self._planned = True, self._clock  # nothing is saved up while nobody could try
+        if rests:
             return [row.now for row in rows]
         scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes)
         depths = self._settle(scene, same)
@@ -291,14 +300,14 @@ class DepthController:
     def _settle(self, scene: Scene, same: bool) -> list[int]:
         """The standing depths, until what they lose against the best has added up."""
         scene.rate, depths = scene.search(scene.reach, scene.table)
-        if same and all(row.depth is not None for row in scene.auto):
+        if not same:
+            self._young = self._clock + YOUNG // scene.rows
+        if self._welcome(scene.auto):
             standing = [row.now for row in scene.auto]
             gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0
             self._drag = max(0.0, self._drag + (gain - DEAD_ZONE) * (self._clock - self._planned))
             if self._drag < DRAG:
                 return standing
-        else:
-            self._young = self._clock + YOUNG
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
         for row, depth in zip(scene.auto, depths, strict=True):
@@ -309,11 +318,20 @@ class DepthController:
             row.depth = depth
         return depths
 
+    def _welcome(self, rows: Sequence[RowDepth]) -> bool:
+        """New rows begin as most of the others stand; whether there are others."""
+        standing = [row.depth for row in rows if row.depth is not None]
+        for row in rows if standing else ():
+            if row.depth is None:
+                row.depth = mode(standing)
+                row.probe.rest(self._clock)
+        return bool(standing)
+
     # --- trying --------------------------------------------------------------------------------------------------
 
     def _try(self, scene: Scene, depths: list[int]) -> list[int] | None:
         """Depths for one round that tell more than the chosen ones; None: nothing is to be tried."""
-        self._credit = min(CREDIT, self._credit + BUDGET * (self._clock - self._planned))
+        self._credit = max(self._credit, min(CREDIT, self._credit + BUDGET * (self._clock - self._planned)))
         cost, parked = scene.cost(depths), depths.count(0)
         turned = self._conclude(scene, cost, parked * scene.more(depths, 1) / cost / BUDGET)
         if any(row.probe.launched for row in scene.auto):
@@ -353,7 +371,7 @@ class DepthController:
         for bold in (False, True):
             rate, other = scene.hope(bold)
             price = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate) / cost
-            if other != depths and rate > scene.rate * (1.0 + WORTH) and price < CREDIT:
+            if other != depths and rate > scene.rate * (1.0 + WORTH) and price < FIRST_CREDIT:
                 found.append(((rate / scene.rate - 1.0) / (price + WORTH), price, other))
         if not found:
             if self._wait == LAST_WAIT:
@@ -372,23 +390,19 @@ class DepthController:
 
     # --- windows -------------------------------------------------------------------------------------------------
 
-    def price(self, kind: str, tokens: int, rows: int) -> float:
-        """What a draft must add to its row's tokens, as a share of them, to be verified in a round of so many tokens:
-        what its seconds take from all rows together. Where rounds are padded, all rows are run with one more."""
+    def best_of(self, kind: str, rows: int, sizes: Sequence[int], logs: Sequence[float]) -> int:
+        """Which of some rounds is best, by the tokens each is run with and the summed logs of what its rows give."""
         curve = self.costs.of(kind).verify
-        if not curve.known or not self._round_s:
-            return 0.0
-        more = self._sizes.rows(rows) if self._sizes.padded else 1
-        around = max(AROUND, more)
-        least, most = max(1, tokens - around), tokens + around
-        table = curve.table(most)
-        return rows * more * (table[most] - table[least]) / (most - least) / self._round_s
+        if not curve.known:
+            return max(range(len(sizes)), key=logs.__getitem__)
+        table = curve.table(max(sizes))
+        rates = [exp(gives / rows) / (self._rest_s + table[size]) for size, gives in zip(sizes, logs, strict=True)]
+        return rates.index(max(rates))
 
-    def record(self, kind: str, tokens: int, steps: Sequence[int]) -> None:
-        """Take how many tokens a round verified, and its draft steps."""
+    def record(self, kind: str, steps: Sequence[int]) -> None:
+        """Take a round's draft steps."""
         curves = self.costs.of(kind)
-        seconds = curves.host + curves.verify.value(tokens) + curves.draft(steps)
-        self._round_s += (ROUND_GAIN if self._round_s else 1.0) * (seconds - self._round_s)
+        self._rest_s += (ROUND_GAIN if self._rest_s else 1.0) * (curves.host + curves.draft(steps) - self._rest_s)
 
     def explain(self, kind: str = "plain") -> dict[str, Any]:
         """What is known and chosen now, for people: costs in plain steps of one row."""

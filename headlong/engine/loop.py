@@ -267,7 +267,8 @@ class Loop:
             busy_s = self._count_late(result.prompt_s) + result.verify_s + result.draft_s
             self._record(flight.parts, result, flight.kind)
             host_s = max(0.0, perf_counter() - flight.started - busy_s)
-            self.controller.costs.record_host(flight.kind, host_s)
+            if self.limits.overlaps:  # else most of it is writing, and takes as long for a token in every plan
+                self.controller.costs.record_host(flight.kind, host_s)
             self.totals.record_round(result.verify_s, result.draft_s, host_s)
             _count_seconds(flight.parts, host_s, flight.started)
 
@@ -327,8 +328,7 @@ class Loop:
 
     def _plan_round(self, answers: Sequence[Answer], kind: str) -> list[Part]:
         """The most senior rows first: those who make room for them are not planned yet."""
-        prices = self.windows.prices(kind, len(answers))
-        offers = [(answer, self._attempt([answer], self.windows.offer, answer.job, prices)) for answer in answers]
+        offers = [(answer, self._attempt([answer], self.windows.offer, answer.job)) for answer in answers]
         offered = [(answer.job, offer) for answer, offer in offers if offer is not None]
         parts = []
         for job, window in self.windows.plan(offered, kind):
@@ -362,7 +362,7 @@ class Loop:
         steps = self.limits.sizes.steps([part.window.draft for part in parts])
         if not result.cold:
             self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s)
-        self.controller.record(kind, tokens, steps)
+        self.controller.record(kind, steps)
         for answer in self._broken:
             self.end(answer, "fault", "the constraint could not be followed")
         self._broken.clear()

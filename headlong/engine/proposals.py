@@ -15,7 +15,10 @@ class Proposer(Protocol):
     """Guesses a row's next tokens. Its guesses depend on the tokens alone, not on how calls split them."""
 
     name: str
-    match: int  # tokens that spoke for the last proposal: the more, the likelier it is right
+
+    @property
+    def match(self) -> int:
+        """Tokens that speak for the next proposal: the more, the likelier it is right."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take tokens that became part of the row's text."""
@@ -35,7 +38,6 @@ class Ngram:
     name = "ngram"
 
     def __init__(self, tokens: Sequence[int] = (), least: int = LEAST) -> None:
-        self.match = 0
         self._least = least
         self._text: list[int] = []
         self._tail: tuple[int, ...] = ()  # the text's last `least` tokens
@@ -64,8 +66,11 @@ class Ngram:
                 ends[longer] = ends[tail] = len(text)
         self._tail, self._next, self._agreed = tail, place, agreed
 
+    @property
+    def match(self) -> int:
+        return self._agreed
+
     def propose(self, most: int) -> tuple[int, ...]:
-        self.match = self._agreed
         if not self._agreed:
             return ()
         period = len(self._text) - self._next  # past the text's end it goes on as its proposal began
@@ -81,7 +86,6 @@ class Prediction:
     name = "prediction"
 
     def __init__(self, text: Sequence[int]) -> None:
-        self.match = 0
         self._text = tuple(text)
         self._ends: dict[tuple[int, ...], list[int]] = {}  # where a sign's occurrences end, ascending
         for end in range(SIGN, len(self._text) + 1):
@@ -100,8 +104,11 @@ class Prediction:
             else:
                 self._realign()
 
+    @property
+    def match(self) -> int:
+        return 0 if self._parted else self._agreed
+
     def propose(self, most: int) -> tuple[int, ...]:
-        self.match = 0 if self._parted else self._agreed
         return () if self._parted else self._text[self._next : self._next + most]
 
     def _follow(self, place: int, agreed: int) -> None:

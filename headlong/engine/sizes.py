@@ -25,6 +25,17 @@ class Sizes:
             return self.rows(len(verify)) * (1 + max(verify))
         return len(verify) + sum(verify)
 
+    def growing(self, verify: Sequence[int], places: Sequence[int]) -> list[int]:
+        """The same, and again after each of these places got one more draft."""
+        first = self.tokens(verify)
+        if not self.padded:
+            return list(range(first, first + len(places) + 1))
+        counts, sizes = list(verify), [first]
+        for place in places:
+            counts[place] += 1
+            sizes.append(max(sizes[-1], self.rows(len(verify)) * (1 + counts[place])))
+        return sizes
+
     def steps(self, draft: Sequence[int]) -> list[int]:
         """Rows in each of the head's steps, by the drafts that each row is to have next."""
         depth = max(draft)

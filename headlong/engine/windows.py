@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import log1p
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from headlong.engine.depth import DepthController, RowDepth
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 HEAD = "mtp"
 GRAMMAR = "grammar"
 NGRAM = "ngram"
-EVEN = 4  # drafts of a round come in multiples of it, or of the rows if there are fewer
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
 
@@ -45,6 +46,9 @@ class Offer:
     given: tuple[int, ...] | None = None
     goes_on: bool = False  # the same drafter has more, so the head may rest
 
+    def first(self, count: int) -> "Offer":
+        return self if count == self.count else replace(self, count=count, goes_on=False)
+
 
 NOTHING = Offer("none", "none", 0)
 
@@ -60,25 +64,10 @@ class Drafting:
     left: int = 0  # drafts that the head has left for the next window
     known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
 
-    def offer(self, most: int, prices: Sequence[float] = ()) -> Offer:
-        """The drafts that are expected to give most tokens beyond their prices, and no more of them than give any."""
-        if self.depth.asked is not None:
-            prices = ()
-        offers = [self._worthwhile(offer, prices) for offer in self._offers(most)]
-        return max(
-            [offer for offer in offers if offer.count], key=lambda each: self._gain(each, prices), default=NOTHING
-        )
-
-    def _worthwhile(self, offer: Offer, prices: Sequence[float]) -> Offer:
-        """The head's drafts were planned and made with the others'; all of them are verified."""
-        if offer.given is None or not prices:
-            return offer
-        count, gives = 0, 1.0
-        for likely, price in zip(self.reach(offer), prices, strict=False):
-            if price and likely <= price * gives:
-                break
-            count, gives = count + 1, gives + likely
-        return offer if count == offer.count else replace(offer, count=count, goes_on=False)
+    def offer(self, most: int) -> Offer:
+        """The drafts that are expected to give most tokens."""
+        offers = [offer for offer in self._offers(most) if offer.count]
+        return max(offers, key=lambda each: sum(self.reach(each)), default=NOTHING)
 
     def _offers(self, most: int) -> list[Offer]:
         if most <= 0:
@@ -87,10 +76,10 @@ class Drafting:
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:
-            tokens, long = proposer.propose(2 * most), proposer.match >= LONG_MATCH
+            long = proposer.match >= LONG_MATCH
             if long or proposer.name != NGRAM or not self.uses_head:  # where a short match and the head differ, it errs
                 source = f"{proposer.name}, long match" if long else proposer.name
-                offers.append(self._given(proposer.name, source, tokens, most))
+                offers.append(self._given(proposer.name, source, proposer.propose(2 * most), most))
         return offers
 
     def _given(self, drafter: str, source: str, tokens: tuple[int, ...], most: int) -> Offer:
@@ -100,10 +89,6 @@ class Drafting:
     def _valid(self, tokens: Sequence[int], count: int) -> int:
         """How many of the first drafts the grammar allows."""
         return self.guide.valid(tokens[:count]) if self.guide and count else count
-
-    def _gain(self, offer: Offer, prices: Sequence[float]) -> float:
-        """In the log of the row's tokens, as depths are chosen."""
-        return log1p(sum(self.reach(offer))) - sum(prices[: offer.count])
 
     @property
     def foreseeable(self) -> bool:
@@ -145,17 +130,9 @@ class Windows:
     def __init__(self, limits: Limits, controller: DepthController) -> None:
         self.limits = limits
         self.controller = controller
-        self._tokens = self._deepest = 0  # of the last round: what it was run with, and drafts that the head left
 
-    def prices(self, kind: str, rows: int) -> list[float]:
-        """By position: what a draft must add, as a share of its row's tokens, to be verified in the next round."""
-        limits = self.limits
-        price = self.controller.price(kind, max(self._tokens, limits.sizes.rows(rows)), rows)
-        free = self._deepest if limits.sizes.padded else 0  # the head's drafts make windows so wide anyhow
-        return [0.0] * free + [price] * (limits.depth - free)
-
-    def offer(self, job: "Job", prices: Sequence[float] = ()) -> Offer:
-        return job.drafting.offer(self._most(job), prices)
+    def offer(self, job: "Job") -> Offer:
+        return job.drafting.offer(self._most(job))
 
     def expected(self, job: "Job", window: Window) -> Offer:
         """What there will be to verify when a round with this window, which is under way, has ended."""
@@ -167,20 +144,35 @@ class Windows:
         return min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.reach - 1)
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
-        depths = [job.drafting.depth for job, _ in offered]
-        reaches = [job.drafting.reach(offer) for job, offer in offered]
-        verify = [offer.count for _, offer in offered]
-        if not self.limits.sizes.padded:
-            verify = _evened(verify, depths, reaches)
-        self._tokens = self.limits.sizes.tokens(verify) if verify else 0
-        for (job, offer), count in zip(offered, verify, strict=True):
-            job.drafting.depth.cap = self._cap(job, offer, job.reach + count + 1, job.remaining - 2)
-        draft = self.controller.plan(depths, kind)
-        self._deepest = max(draft, default=0)
+        offered = self._worthwhile(offered, kind)
+        for job, offer in offered:
+            job.drafting.depth.cap = self._cap(job, offer, job.reach + offer.count + 1, job.remaining - 2)
+        draft = self.controller.plan([job.drafting.depth for job, _ in offered], kind)
         return [
-            (job, job.drafting.window(offer, count, leave))
-            for (job, offer), count, leave in zip(offered, verify, draft, strict=True)
+            (job, job.drafting.window(offer, offer.count, leave))
+            for (job, offer), leave in zip(offered, draft, strict=True)
         ]
+
+    def _worthwhile(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "Sequence[tuple[Job, Offer]]":
+        """Of the drafts that nobody planned or asked for, those that make rows faster, all taken together.
+
+        The head's drafts were planned and made with the others'; all of them are verified.
+        """
+        counts = [offer.count for _, offer in offered]
+        gains = []  # in the log of a row's tokens, for each further draft
+        for place, (job, offer) in enumerate(offered):
+            if offer.given is not None and job.drafting.depth.asked is None:
+                gives = [log1p(tokens) for tokens in accumulate(job.drafting.reach(offer), initial=0.0)]
+                gains += [(after - before, place) for before, after in pairwise(gives)]
+                counts[place] = 0
+        if not gains:
+            return offered
+        gains.sort(key=itemgetter(0), reverse=True)  # a row's own become ever less, so they stay in their order
+        sizes = self.limits.sizes.growing(counts, [place for _, place in gains])
+        logs = list(accumulate((gain for gain, _ in gains), initial=0.0))
+        for _, place in gains[: self.controller.best_of(kind, len(offered), sizes, logs)]:
+            counts[place] += 1
+        return [(job, offer.first(count)) for (job, offer), count in zip(offered, counts, strict=True)]
 
     def first(self, job: "Job", running: "Sequence[Job]", kind: str) -> int:
         """Drafts for a row's first round among those that run, to be made with the last chunk of its prompt."""
@@ -195,17 +187,3 @@ class Windows:
         if not job.drafting.uses_head or offer.goes_on:
             return 0
         return max(0, min(wanted, self.limits.context - written))
-
-
-def _evened(verify: list[int], depths: Sequence[RowDepth], reaches: Sequence[Sequence[float]]) -> list[int]:
-    """Without the least likely drafts, so that rounds come in fewer sizes: a backend is fastest in sizes it knows."""
-    step = min(len(verify), EVEN)
-    free = [place for place, depth in enumerate(depths) if depth.asked is None and not depth.probe.launched]
-    if sum(verify) < step or not any(verify[place] for place in free):
-        return verify
-    verify = list(verify)
-    for _ in range(sum(verify) % step):
-        drafting = [place for place in free if verify[place]]
-        if drafting:
-            verify[min(drafting, key=lambda place: reaches[place][verify[place] - 1])] -= 1
-    return verify

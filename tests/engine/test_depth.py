@@ -82,7 +82,7 @@ class Simulation:
                 kept += 1
             if count:
                 row.record(HEAD, count, kept)
-        self.controller.record("plain", size, steps)
+        self.controller.record("plain", steps)
         self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
         self.left = draft
         return self.gives(verify), verify_s + draft_s
@@ -205,7 +205,9 @@ def test_a_row_that_has_no_drafts_is_run_with_those_of_others():
     assert sizes.tokens([3, 0, 1]) == 4 * 4
     assert sizes.steps([2, 0, 1]) == [4, 4]
     assert sizes.rows(9) == 9
+    assert sizes.growing([3, 0, 1], [1, 1, 2, 0, 2]) == [16, 16, 16, 16, 20, 20]
     ragged = Sizes()
+    assert ragged.growing([3, 0, 1], [1, 1, 2]) == [7, 8, 9, 10]
     assert ragged.tokens([3, 0, 1]) == 3 + 4
     assert ragged.steps([2, 0, 1]) == [2, 1]
 
@@ -350,13 +352,14 @@ def test_a_row_without_drafts_is_never_given_up():
     assert 600 / 512 < tried <= 600 / 16
 
 
-def test_a_draft_costs_more_where_the_machine_is_busy():
+def test_the_best_of_some_rounds():
+    """Drafts that are kept half of the time: all are worth it for one row, none where sixteen fill the machine."""
     simulation = Simulation("cpu", [0.5] * 16)
     simulation.run(300)
-    assert DepthController(RoundCosts(), 8).price("plain", 16, 16) == 0.0  # nothing is known yet
-    alone, crowded = (simulation.controller.price("plain", tokens, 16) for tokens in (2, 24))
-    assert 0.0 < alone < crowded
-    assert crowded == pytest.approx(simulation.fixed(0) * (cpu(32) - cpu(16)) / 16, rel=0.3)
+    logs = [0.0, *(math.log(1 + 0.5 * drafts) for drafts in (1, 2, 3))]
+    assert DepthController(RoundCosts(), 8).best_of("plain", 1, [1, 2, 3, 4], logs) == 3  # nothing is known yet
+    assert simulation.controller.best_of("plain", 1, [1, 2, 3, 4], logs) == 3
+    assert simulation.controller.best_of("plain", 16, [16, 17, 18, 19], logs) == 0
 
 
 def test_it_says_why():

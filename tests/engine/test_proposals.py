@@ -87,14 +87,13 @@ def test_a_period_goes_on_past_the_text():
     assert ngram([1, 2, 3, 4, 1, 2, 3], most=6) == ((4, 1, 2, 3, 4, 1), 3)
 
 
-def test_match_is_of_the_last_proposal():
+def test_match_is_of_the_next_proposal():
     proposer = Ngram([1, 2, 3, 4, 5, 1, 2, 3])
-    assert proposer.match == 0
-    proposer.propose(1)
-    proposer.extend([4])
     assert proposer.match == 3
-    proposer.propose(1)
+    proposer.extend([4])
     assert proposer.match == 4
+    proposer.extend([9])
+    assert proposer.match == 0
 
 
 def ended_before(text, size):

@@ -141,14 +141,23 @@ def test_a_short_match_does_not_stand_in_for_the_head():
     assert plan(windows, job).drafter == "ngram"
 
 
-@pytest.mark.parametrize(("price", "verify"), [(0.0, 4), (0.1, 3), (0.2, 2), (0.3, 1), (0.8, 0)])
-def test_no_more_is_proposed_than_pays(price, verify):
-    """Drafts that are kept with a chance of 0.7 each: they add 0.7, 0.29, 0.16 and 0.1 of what is there before them."""
-    _, job = make(depth=None, head=False, max_tokens=30, proposers=(Says([5, 6, 7, 8], "prediction"),))
-    offer = job.drafting.offer(4, [price] * 4)
-    assert (offer.count, offer.given[:verify] if offer.given else ()) == (verify, (5, 6, 7, 8)[:verify])
-    _, job = make(depth=4, head=False, max_tokens=30, proposers=(Says([5, 6, 7, 8], "prediction"),))
-    assert job.drafting.offer(4, [price] * 4).count == 4  # a depth that was asked for is kept
+def costing(windows, slope):
+    """On a machine on which each further token of a round takes this share of the first."""
+    for size in (1, 2, 3, 4, 5):
+        for _ in range(40):
+            windows.controller.costs.of("plain").record_verify(size, 1.0 + slope * (size - 1))
+    return windows
+
+
+@pytest.mark.parametrize(("slope", "verify"), [(0.0, 4), (0.1, 4), (0.2, 3), (0.3, 2), (0.45, 1), (0.8, 0)])
+def test_no_more_is_verified_than_pays(slope, verify):
+    """Drafts that are kept with a chance of 0.7 each give 1, 1.7, 2.19, 2.53 and 2.77 tokens."""
+    said = {"head": False, "max_tokens": 30, "proposers": (Says([5, 6, 7, 8], "prediction"),), "limits": {"depth": 4}}
+    windows, job = make(depth=None, **said)
+    window = plan(costing(windows, slope), job)
+    assert (window.verify, window.given or ()) == (verify, (5, 6, 7, 8)[:verify])
+    windows, job = make(depth=4, **said)
+    assert plan(costing(windows, slope), job).verify == 4  # a depth that was asked for is kept
 
 
 @pytest.mark.parametrize(("match", "source"), [(LONG_MATCH - 1, "ngram"), (LONG_MATCH, "ngram, long match")])

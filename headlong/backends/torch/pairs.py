@@ -9,7 +9,7 @@ from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
-BACKLOG = 32  # pairs of a row that are worth a pass of their own
+BACKLOG = 256  # most pairs of a row that wait: those of a row that never drafts again are never needed
 
 
 @dataclass(frozen=True)
