@@ -9,7 +9,7 @@ SHRINK = 2.0  # drafts that the prior counts as
 LEAN = 12.0  # drafts that the engine's rates count as in a row's: rows differ less than few drafts make them seem to
 ROW_MEMORY, ENGINE_MEMORY = 0.985, 0.998  # counts are multiplied with it at every draft: 67 and 500 are remembered
 EQUAL = 8.0  # windows of a row after which each counts for less in the engine's rates
-PUBLISH = 8  # drafts after which rows see the engine's counts again
+FEW, PUBLISH = 64, 32  # drafts after each of which rows see the engine's counts, and after how many they do later
 FAST = 0.15  # share of the newest draft in the average that tells when content has turned
 TURNED = 1.2  # variances by which that average must be off: some four standard deviations
 LEAST_VARIANCE = 0.05
@@ -84,7 +84,7 @@ class Acceptance:
 
     @property
     def version(self) -> int:
-        return self._records if self._records < 8 * PUBLISH else self._records // PUBLISH
+        return self._records if self._records < FEW else FEW + self._records // PUBLISH
 
     def _shared(self, drafter: str, depth: int) -> list[float]:
         """The engine's rates, for rows to lean on."""

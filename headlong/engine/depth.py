@@ -12,8 +12,8 @@ from statistics import mode
 from typing import Any
 
 from headlong.engine.acceptance import LEAST_VARIANCE, Acceptance
+from headlong.engine.request import RAGGED, Sizes
 from headlong.engine.roundcost import KindCosts, RoundCosts
-from headlong.engine.sizes import RAGGED, Sizes
 
 HEAD = "mtp"
 # When depths change
@@ -21,7 +21,7 @@ YOUNG = 32  # rounds after a change of rows in which depths are considered every
 REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
-SHALLOW = 0.03  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
+SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
 PARKED = 0.05  # gain for which some rows rest while others draft
 ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
 # What is tried though it looks worse

@@ -67,12 +67,14 @@ class Drafting:
     def offer(self, most: int) -> Offer:
         """The drafts that are expected to give most tokens."""
         offers = [offer for offer in self._offers(most) if offer.count]
-        return max(offers, key=lambda each: sum(self.reach(each)), default=NOTHING)
+        if len(offers) > 1:
+            return max(offers, key=lambda each: sum(self.reach(each)))
+        return offers[0] if offers else NOTHING
 
     def _offers(self, most: int) -> list[Offer]:
         if most <= 0:
             return []
-        offers = [Offer(HEAD, HEAD, self._valid(self.known, min(self.left, most)))]
+        offers = [Offer(HEAD, HEAD, self._valid(self.known, min(self.left, most)))] if self.left else []
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:

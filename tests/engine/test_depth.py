@@ -9,8 +9,8 @@ from statistics import geometric_mean, mean
 import pytest
 
 from headlong.engine.depth import HEAD, PARKED, Acceptance, DepthController, RowDepth, Scene
+from headlong.engine.request import Sizes
 from headlong.engine.roundcost import RoundCosts
-from headlong.engine.sizes import Sizes
 
 CPU = ((1, 5.8), (4, 7.1), (8, 8.9), (16, 14.0), (32, 25.0), (72, 43.5))  # ms of passes over so many tokens
 CHANCES = (0.9, 0.7, 0.5, 0.2, 0.0)

@@ -11,6 +11,7 @@ from headlong.backends.fake import FakeBackend
 from headlong.engine.proposals import Ngram
 from headlong.engine.request import Constraint, Request
 from headlong.engine.text import Decoder
+from headlong.engine.windows import LONG_MATCH
 from headlong.errors import Fault
 from tests.engine.scripted import MIXED, assert_empty, run, submit, walk, walked
 
@@ -350,6 +351,10 @@ def test_a_proposer_that_breaks_fails_its_request_alone(breaking, monkeypatch, s
             if stage == "extend" and len(self._text) > len(asked[3].prompt) and self.mine:
                 raise Broken("the extend broke")
             super().extend(tokens)
+
+        @property
+        def match(self):
+            return LONG_MATCH  # or else the head would stand in the window
 
         def propose(self, most):
             self.rounds += 1

@@ -183,7 +183,7 @@ def test_a_client_writes_no_line_of_its_own_in_the_log(server, caplog):
     server.post(CHAT, {"messages": ASK, "model": "m" * 5000})
     server.get("/" + "p" * 5000)
     lines = [record.getMessage() for record in caplog.records if record.name == "headlong.server.access"]
-    assert "x\\n12:00:00 a line\\x1b[31m is not supported" in lines[0]
+    assert any("x\\n12:00:00 a line\\x1b[31m is not supported" in line for line in lines)
     assert all(line.isprintable() and len(line) < 1000 for line in lines)
 
 

@@ -30,8 +30,7 @@ from headlong.backends.torch.pairs import Feed
 from headlong.backends.torch.ragged import Grid, Layout
 from headlong.backends.torch.round import Rounds, Stopwatch
 from headlong.backends.torch.told import Told, tell
-from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan
-from headlong.engine.sizes import Sizes
+from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan, Sizes
 
 if TYPE_CHECKING:
     from headlong.engine.backend import Handle
