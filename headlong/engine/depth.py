@@ -391,13 +391,14 @@ class DepthController:
     # --- windows -------------------------------------------------------------------------------------------------
 
     def best_of(self, kind: str, rows: int, sizes: Sequence[int], logs: Sequence[float]) -> int:
-        """Which of some rounds is best, by the tokens each is run with and the summed logs of what its rows give."""
+        """Which of some rounds is clearly better than the first, by the tokens each is run with and the summed logs of
+        what its rows give."""
         curve = self.costs.of(kind).verify
         if not curve.known:
             return max(range(len(sizes)), key=logs.__getitem__)
         table = curve.table(max(sizes))
         rates = [exp(gives / rows) / (self._rest_s + table[size]) for size, gives in zip(sizes, logs, strict=True)]
-        return rates.index(max(rates))
+        return rates.index(max(rates)) if max(rates) > rates[0] * (1.0 + SHALLOW) else 0
 
     def record(self, kind: str, steps: Sequence[int]) -> None:
         """Take a round's draft steps."""
