@@ -371,7 +371,7 @@ class DepthController:
         for bold in (False, True):
             rate, other = scene.hope(bold)
             price = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate) / cost
-            if other != depths and rate > scene.rate * (1.0 + WORTH) and price < FIRST_CREDIT:
+            if other != depths and rate > scene.rate * (1.0 + WORTH) and price <= max(CREDIT, self._credit):
                 found.append(((rate / scene.rate - 1.0) / (price + WORTH), price, other))
         if not found:
             if self._wait == LAST_WAIT:

@@ -123,6 +123,14 @@ def test_what_is_seldom_called_is_not_recorded(kernels_only, monkeypatch):
 
 
 @torch.inference_mode()
+def test_a_pass_without_kernels_is_an_ordinary_call():
+    taped = Taped(lambda rows, x: (x[:1],))
+    for _ in range(3):
+        assert torch.equal(taped([0], torch.ones(3, 2))[0], torch.ones(1, 2))
+    assert set(taped.tapes.values()) == {None}
+
+
+@torch.inference_mode()
 def test_shapes_follow_from_others(kernels_only):
     taped = Taped(kernels_only)
     check(kernels_only, taped, [(rows, 24) for rows in (5, 2, 9)])  # a place, a direction, and what they foretell

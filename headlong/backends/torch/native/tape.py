@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class Taped:
             outputs = self.function(layout, *inputs)
         arenas = self.given, self.work
         places = [place for tensor in (*inputs, *outputs) if (place := Place.of(tensor, arenas))]
-        if not watch.only_kernels or len(places) < len(inputs) + len(outputs):
+        if not calls or not watch.only_kernels or len(places) < len(inputs) + len(outputs):
             return outputs, None
         return outputs, Notes.of(calls, places, len(inputs), [arena.used for arena in arenas])
 
@@ -106,8 +107,11 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self.slab = torch.empty(MOST_BYTES, dtype=torch.uint8)
         self.used = 0
+
+    @cached_property
+    def slab(self) -> Tensor:
+        return torch.empty(MOST_BYTES, dtype=torch.uint8)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         first, nbytes, lines = self.used, math.prod(shape) * dtype.itemsize, shape[0] if shape else 1

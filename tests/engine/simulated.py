@@ -1,0 +1,115 @@
+"""Machines and texts for the depth controller: what rounds cost, and how often drafts are kept."""
+
+import math
+import random
+from itertools import pairwise
+from statistics import geometric_mean
+
+from headlong.engine.depth import HEAD, DepthController
+from headlong.engine.request import Sizes
+from headlong.engine.roundcost import RoundCosts
+
+CPU = ((1, 5.8), (4, 7.1), (8, 8.9), (16, 14.0), (32, 25.0), (72, 43.5))  # ms of passes over so many tokens
+
+
+def cpu(tokens, rows=1):
+    lines = list(pairwise(CPU))
+    (least, before), (most, after) = next((line for line in lines if tokens <= line[1][0]), lines[-1])
+    return (before + (after - before) * (tokens - least) / (most - least)) / 1e3
+
+
+def gpu(tokens, rows=1):
+    return (2.0 + 0.005 * tokens + 0.5 * ((tokens - 1) // 16)) / 1e3
+
+
+H200 = {  # ms of captured rounds of a 4B model, by rows and by tokens of each one's window, of which there are WIDTHS
+    1: (2.72, 2.79, 2.86, 2.93, 2.97, 3.02),
+    2: (2.84, 2.90, 2.97, 2.97, 3.05, 3.15),
+    4: (2.94, 2.97, 3.05, 3.11, 3.16, 3.77),
+    8: (3.11, 3.19, 3.26, 3.36, 3.97, 4.85),
+    16: (3.31, 3.53, 4.15, 4.36, 5.24, 6.60),
+    24: (3.84, 4.44, 5.23, 5.40, 8.60, 9.46),
+    32: (4.20, 4.83, 5.59, 5.91, 9.26, 11.13),
+}
+WIDTHS = (1, 2, 3, 4, 6, 9)
+
+
+def h200(tokens, rows):
+    return H200[rows][next(place for place, width in enumerate(WIDTHS) if tokens <= rows * width)] / 1e3
+
+
+MACHINES = {
+    "cpu": (cpu, lambda rows: (0.5 + 0.3 * (rows - 1) / 7) / 1e3),
+    "gpu": (gpu, lambda rows: (0.1 + 0.001 * rows) / 1e3),
+}
+PADDED = h200, lambda rows: (0.14 + 0.0016 * rows) / 1e3
+
+
+class Simulation:
+    """Rows whose drafts are kept with a chance of their own, on a machine that is noisy and at times slow."""
+
+    def __init__(self, machine, chances, seed=0, controller=None):
+        self.verify, self.step = MACHINES.get(machine, PADDED)
+        self.sizes = Sizes(tuple(H200)) if machine not in MACHINES else Sizes()
+        self.controller = controller or DepthController(RoundCosts(), 8, sizes=self.sizes)
+        self.chances = list(chances)
+        self.rows = [self.controller.row() for _ in chances]
+        self.left = [0] * len(self.rows)
+        self.random, self.slowness, self.changes = random.Random(seed), 1.0, 0
+
+    def run(self, rounds):
+        """Expected tokens a second, each round's by the rows' geometric mean, on the machine as it is without noise."""
+        tokens = seconds = 0.0
+        for _ in range(rounds):
+            gave, took = self.round()
+            tokens, seconds = tokens + gave, seconds + took
+        return tokens / seconds
+
+    def round(self):
+        chosen = [row.depth for row in self.rows]
+        verify = self.left
+        draft = self.controller.plan(self.rows, "plain")
+        size, steps = self.sizes.tokens(verify), self.sizes.steps(draft)
+        verify_s, draft_s = self._seconds(size, steps)
+        self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s))
+        for row, chance, count in zip(self.rows, self.chances, verify, strict=True):
+            kept = 0
+            while kept < count and self.random.random() < chance:
+                kept += 1
+            if count:
+                row.record(HEAD, count, kept)
+        self.controller.record("plain", steps)
+        self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
+        self.left = draft
+        return self.gives(verify), verify_s + draft_s
+
+    def _seconds(self, size, steps):
+        return self.verify(size, self.sizes.rows(len(self.rows))), sum(map(self.step, steps))
+
+    def _noisy(self, seconds):
+        spike = self.random.uniform(2, 10) if self.random.random() < 0.015 else 1.0
+        return seconds * self.slowness * spike * math.exp(self.random.gauss(0, 0.03))
+
+    def come(self, chance):
+        self.rows.append(self.controller.row())
+        self.chances.append(chance)
+        self.left.append(0)
+
+    def go(self, index):
+        for held in (self.rows, self.chances, self.left):
+            del held[index]
+
+    def gives(self, depths):
+        """A round's tokens, as if all rows gave as many."""
+        pairs = zip(self.chances, depths, strict=True)
+        each = (sum(chance**place for place in range(depth + 1)) for chance, depth in pairs)
+        return len(self.rows) * geometric_mean(each)
+
+    def planned(self, depths):
+        return self.gives(depths) / sum(self._seconds(self.sizes.tokens(depths), self.sizes.steps(depths)))
+
+    def fixed(self, depth):
+        return self.planned([depth] * len(self.rows))
+
+    def best(self):
+        return max(self.fixed(depth) for depth in range(9))
