@@ -1,6 +1,7 @@
 """The PyTorch backend: a model, its cache and its rounds behind the engine's protocol."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ class TorchBackend:
                 f"context is {context}; the model's own limit is {config.max_position_embeddings}: ask for less."
             )
         with_head = checkpoint.head.found and settings.draft_kind in ("auto", "mtp")
-        with torch.inference_mode():
+        with self._at_work():
             loader = Loader(checkpoint.weights, dtype, self.device)
             self.model = FAMILIES[config.family](config, loader, context + 2 * MAX_WIDTH, with_head)
             checkpoint.weights.check_all_used(ignore_head=not with_head)
@@ -73,9 +74,15 @@ class TorchBackend:
         self.left = [0] * self.limits.rows  # drafts each row's last pass left
         self.starts: dict[int, Start] = {}
 
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Whatever is computed: a thread has a GPU of its own, which may be another than ours."""
+        with torch.inference_mode(), torch.cuda.device(self.device if self.device.type == "cuda" else -1):
+            yield
+
     def start(self, start: Start) -> None:
         row = start.row
-        with torch.inference_mode():
+        with self._at_work():
             self.rounds.cache.start(row)
             self.rounds.chain.start(start)
             self.rounds.start(start)
@@ -87,7 +94,7 @@ class TorchBackend:
     def prefill(self, chunk: Chunk) -> None:
         if chunk.start % self.limits.chunk:
             raise Fault(f"a chunk starts at {chunk.start}; chunks start at multiples of {self.limits.chunk}.")
-        with torch.inference_mode(), torch_threads(self.pass_threads):
+        with self._at_work(), torch_threads(self.pass_threads):
             self.rounds.cache.grow(chunk.row, chunk.pages)
             self.rounds.prefill(chunk)
         self.left[chunk.row] = chunk.draft
@@ -97,7 +104,7 @@ class TorchBackend:
             found = self.left[row.row] if row.drafts is None else len(row.drafts)
             if row.verify > found or row.verify > MAX_DEPTH:
                 raise Fault(f"row {row.row} is to verify {row.verify} drafts but has {found}.")
-        with torch.inference_mode(), torch_threads(self.pass_threads):
+        with self._at_work(), torch_threads(self.pass_threads):
             for row in plan:
                 self.rounds.cache.grow(row.row, row.pages)
             handle = self.rounds.run(plan)
@@ -106,12 +113,12 @@ class TorchBackend:
         return handle
 
     def save(self, row: int) -> Settled:
-        with torch.inference_mode():
+        with self._at_work():
             return self.rounds.cache.settled(row)
 
     def set_aside(self, row: int) -> Aside:
         rounds, backlog = self.rounds, self.rounds.drafter.backlog if self.rounds.drafter else None
-        with torch.inference_mode():
+        with self._at_work():
             aside = Aside(
                 self.starts[row],
                 {name: view.clone() for name, view in rounds.views(row).items()},
@@ -127,7 +134,7 @@ class TorchBackend:
         assert isinstance(saved, Aside)
         self.start(replace(saved.start, row=row, length=0, pages=(), saved=None))
         rounds = self.rounds
-        with torch.inference_mode():
+        with self._at_work():
             rounds.cache.grow(row, pages)
             rounds.cache.put_pages(row, saved.pages)
             views = rounds.views(row)
@@ -138,7 +145,7 @@ class TorchBackend:
             rounds.drafter.backlog.most[row] = saved.late
 
     def release(self, row: int) -> None:
-        with torch.inference_mode():
+        with self._at_work():
             self.rounds.cache.release(row)
         self.left[row] = 0
 

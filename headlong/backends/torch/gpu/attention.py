@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.backends.torch.cache import MAX_WIDTH
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.kernels.attention import Pages, Places
 
@@ -73,6 +74,7 @@ def _columns(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
+@Kernel
 @triton.jit
 def _write(keys, values, k, v, write_pages, positions, k_stride, v_stride, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
            PAGE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
@@ -128,6 +130,7 @@ def _weigh(queries, keys, values, page, start, end, sees, top, total, mixed, kv,
     return higher, total * fade + tl.sum(weights, 1), mixed
 
 
+@Kernel
 @triton.jit(do_not_specialize=["table_stride", "room", "splits"])
 def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets, tables, table_stride, room, splits,
             q_stride, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
@@ -172,6 +175,7 @@ def _attend(parts, tops, sums, keys, values, q, positions, write_pages, offsets,
             tl.store(parts + place[:, None] * DIM + column[None, :], mixed, mask=mask & asked[:, None])
 
 
+@Kernel
 @triton.jit(do_not_specialize=["table_stride", "room", "splits", "wide"])
 def _combine(out, parts, tops, sums, positions, write_pages, offsets, tables, table_stride, room, splits, wide,
              HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept, Memory
 from headlong.backends.torch.ragged import Layout
@@ -150,6 +151,7 @@ def _waiting_at(held, row, j, head, sizes):
     return held.waiting + ((row * sizes.max_width + j) * sizes.heads + head) * sizes.entry
 
 
+@Kernel
 @triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=["given"])
 def _mix(given, held, scratch, sizes: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, lane, b): every lanes-th token of a row, and of it one key head's q or k or one head's v."""
@@ -195,6 +197,7 @@ def _gate(given, held, scratch, token, head, sizes):
     tl.store(gates + 1, 1.0 / (1.0 + tl.exp(-tl.load(strengths + head).to(tl.float32))))
 
 
+@Kernel
 @triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=["given"])
 def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY: tl.constexpr):
     """Program (block of columns, head, b). What rows remember is of rounds long past: it is folded before its turn."""
@@ -232,6 +235,7 @@ def _run(given, held, scratch, sizes: tl.constexpr, columns: tl.constexpr, EARLY
         tl.store(scratch.raw + (token * sizes.heads + head) * sizes.value_dim + values, output, mask=has_value)
 
 
+@Kernel
 @triton.jit(do_not_specialize=["given", "lanes"], do_not_specialize_on_alignment=["out", "given"])
 def _finish(out, given, held, scratch, lanes, sizes: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, b): every lanes-th token of a row's head, or one block of its channels."""

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.delta import silu, softplus
 from headlong.backends.torch.gpu.launch import follow, options
 from headlong.backends.torch.kernels.gated_delta import BLOCK, Delta, Memory
@@ -128,6 +129,7 @@ def _scratch(sizes: _Sizes, blocks: int, like: Tensor) -> _Scratch:
 # --- before the state ------------------------------------------------------------------------------------------------
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _mix(given, held, scratch, tokens, sizes: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Program (unit, block): q or k of one key head, or v of one head, which is left transposed."""
@@ -173,6 +175,7 @@ def _convolve(given, held, token, tokens, channels, inside, sizes):
     return total
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _solve(given, held, scratch, tokens, sizes: tl.constexpr, BLOCK: tl.constexpr, SMALL: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
@@ -265,6 +268,7 @@ def _square(rows: tl.constexpr, columns: tl.constexpr):
 # --- the state and after it ------------------------------------------------------------------------------------------
 
 
+@Kernel
 @triton.jit(do_not_specialize=["blocks"])
 def _carry(given, held, scratch, blocks, sizes: tl.constexpr, BLOCK: tl.constexpr, columns: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip
@@ -302,6 +306,7 @@ def _whole(scratch, block, head, blocks, BLOCK: tl.constexpr):
     return tl.load(scratch.gates + _place(block, head, blocks) * (4 * BLOCK) + BLOCK - 1)
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _output(out, given, held, scratch, tokens, sizes: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Program (block, head)."""
@@ -325,6 +330,7 @@ def _output(out, given, held, scratch, tokens, sizes: tl.constexpr, BLOCK: tl.co
     tl.store(out + token * (sizes.heads * sizes.value_dim) + at, y.to(keys.dtype), mask=inside)
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _hand_on(given, held, tokens, sizes: tl.constexpr, block: tl.constexpr, EARLY: tl.constexpr):
     """Program (block of channels): the inputs that end with the chunk's last token; in a short one some are older."""

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.gpu.linear import zeros
 from headlong.backends.torch.kernels.experts import Mixture
@@ -161,6 +162,7 @@ def _product(weights, inputs, has_row, has_column, size, first, last, ROWS: tl.c
     return sums
 
 
+@Kernel
 @triton.jit(do_not_specialize=["n"])
 def _score(scores, x, routers, n, stride, sizes: tl.constexpr, DEPTH: tl.constexpr, EARLY: tl.constexpr):
     """Program (tile of experts, part of k, tile of tokens)."""
@@ -197,6 +199,7 @@ def _best(scores, expert, place, sizes):
     return ids, _turned((tops >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
+@Kernel
 @triton.jit
 def _choose(table, counters, scores, x, sizes: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr):
     """Program (token). Each of its pairs is put beside the others of its expert."""
@@ -268,6 +271,7 @@ def _pairs(table, expert, start, count, sizes, WIDE: tl.constexpr):
     return tl.where(is_shared, tokens * sizes.pairs + sizes.pairs - 1, routed), column < count
 
 
+@Kernel
 @triton.jit(do_not_specialize=["n"])
 def _up(inner, table, x, experts, shared, n, stride, sizes: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
         EARLY: tl.constexpr):  # fmt: skip
@@ -297,6 +301,7 @@ def _up(inner, table, x, experts, shared, n, stride, sizes: tl.constexpr, DEPTH:
     tl.store(inner + places, (silu * up).to(kind), mask=there[None, :] & (row < width)[:, None])
 
 
+@Kernel
 @triton.jit(do_not_specialize=["n"])
 def _down(y, parts, table, inner, experts, shared, n, sizes: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
           EARLY: tl.constexpr):  # fmt: skip

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.gpu.linear import linear
 
@@ -58,6 +59,7 @@ def _rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
+@Kernel
 @triton.jit
 def _learn(words, where, codes, scales, learnt, tokens, matrix, size, places, BLOCK: tl.constexpr,
            EARLY: tl.constexpr):  # fmt: skip

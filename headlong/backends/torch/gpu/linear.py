@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 TOKENS = (16, 32, 64, 128)  # in a tile
@@ -112,6 +113,7 @@ def _product(x, weight, rows, tokens, n, out, size, stride, first, last, ROWS: t
     return sums
 
 
+@Kernel
 @triton.jit
 def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: tl.constexpr, DEPTH: tl.constexpr,
             WIDE: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr,
@@ -143,6 +145,7 @@ def _linear(y, x, weight, scales, parts, counters, n, out, size, stride, ROWS: t
         tl.store(y + places, sums.to(y.dtype.element_ty), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _linear_swiglu(y, x, weight, n, inner, size, stride, ROWS: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
                    EXACT: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip

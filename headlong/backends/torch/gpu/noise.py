@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 
@@ -73,6 +74,7 @@ def gumbel(word):
     return -_log(-(_log(rest) + lost / rest))
 
 
+@Kernel
 @triton.jit
 def _uniform(found, seed, position, n, width, STREAM: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 
@@ -65,6 +66,7 @@ def _rms(x, weight, size, eps):
     return x * tl.rsqrt(tl.sum(x * x, 0) / size + eps) * weight
 
 
+@Kernel
 @triton.jit
 def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -84,6 +86,7 @@ def _add_norm(y, x, add, weight, size, eps, ADDS: tl.constexpr, BLOCK: tl.conste
     tl.store(y + first + at, normed.to(y.dtype.element_ty), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _pair_norm(
     y, first, second, weight, size, first_stride, second_stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
@@ -100,6 +103,7 @@ def _pair_norm(
     tl.store(y + (row * 2 + which) * size + at, normed.to(y.dtype.element_ty), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _gated(y, x, gate, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -112,6 +116,7 @@ def _gated(y, x, gate, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     tl.store(y + row * size + at, (value.to(tl.float32) * opened).to(value.dtype), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -125,6 +130,7 @@ def _swiglu(y, gate_up, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     tl.store(y + row * size + at, (silu * up).to(gate.dtype), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _norm_rope(y, x, weight, cos, sin, positions, dim, half, stride, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)

@@ -35,6 +35,10 @@ def _kernels(name: str) -> ModuleType:
     return import_module(f"headlong.backends.torch.gpu.{name}")
 
 
+def builds() -> ModuleType:
+    return _kernels("build")
+
+
 def products() -> ModuleType:
     return _kernels("linear")
 

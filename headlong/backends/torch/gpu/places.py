@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 BLOCK = 8192  # scores that one program looks at
@@ -60,6 +61,7 @@ def stamp(to: Tensor) -> None:
     _stamp[(1,)](to, num_warps=1, **options(to.device))
 
 
+@Kernel
 @triton.jit
 def _place(positions, write_pages, read_pages, mine, index, starts, offsets, counts, table, kept, width, page, spare,
            COUNTS: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
@@ -81,6 +83,7 @@ def _place(positions, write_pages, read_pages, mine, index, starts, offsets, cou
         tl.store(write_pages + first + j, tl.where(j < count, to, spare), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _best(tops, places, scores, vocab, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -101,6 +104,7 @@ def best_in_block(tops, places, values, n, part, at, vocab):
     tl.store(tops + n * blocks + part, top)
 
 
+@Kernel
 @triton.jit
 def _best_of(tokens, tops, places, words, blocks, BLOCK: tl.constexpr, WORDS: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -113,6 +117,7 @@ def _best_of(tokens, tops, places, words, blocks, BLOCK: tl.constexpr, WORDS: tl
     tl.store(tokens + n, tl.load(words + found) if WORDS else found)
 
 
+@Kernel
 @triton.jit
 def _last_kept(y, x, offsets, kept, size, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -122,6 +127,7 @@ def _last_kept(y, x, offsets, kept, size, stride, BLOCK: tl.constexpr, EARLY: tl
     tl.store(y + b * size + at, tl.load(x + last * stride + at, mask=at < size), mask=at < size)
 
 
+@Kernel
 @triton.jit
 def _stamp(to, EARLY: tl.constexpr):
     make_way(EARLY)

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headlong.backends.torch.gpu.attention import page_of, write
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, options
 from headlong.backends.torch.kernels.attention import Pages, Stretch
 
@@ -37,6 +38,7 @@ def chunk_attention(pages: Pages, stretch: Stretch, q: Tensor, k: Tensor, v: Ten
     return out
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _attend(out, q, keys, values, table, positions, count, tokens, q_stride, COUNTED: tl.constexpr,
             HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, QUERIES: tl.constexpr,

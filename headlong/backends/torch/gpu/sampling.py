@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.gpu.noise import gumbel, keys, token_word
 from headlong.backends.torch.gpu.places import best_in_block, best_of_blocks
@@ -43,6 +44,7 @@ def draw(chain: "Chain", scores: Tensor, rows: Tensor, stream: int, positions: T
     return best_of_blocks(tops, places).view(positions.shape)
 
 
+@Kernel
 @triton.jit
 def _score(scores, logits, rows, positions, temperature, penalty, quiet_until, counts, in_prompt, tokens, visible, bias,
            quiet, masks, vocab, width, before, PENALTIES: tl.constexpr, BIAS: tl.constexpr, QUIET: tl.constexpr,
@@ -77,6 +79,7 @@ def _score(scores, logits, rows, positions, temperature, penalty, quiet_until, c
     tl.store(scores + n * vocab + at, tl.div_rn(value, tl.load(temperature + row)), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _draw(tops, places, scores, rows, positions, seed, drawn, vocab, width, STREAM: tl.constexpr, BLOCK: tl.constexpr,
           EARLY: tl.constexpr):  # fmt: skip

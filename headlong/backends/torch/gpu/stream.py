@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.gpu.paths import places
+from headlong.backends.torch.gpu.paths import builds, places
 
 
 class Replay(Protocol):
@@ -37,7 +37,11 @@ class Stream:
         return torch.cuda.graph_pool_handle()
 
     def record(self, parts: Sequence[Callable[[], None]]) -> list[Replay]:
-        """Graphs of these parts, none of which may touch the host. They run once beforehand, which builds kernels."""
+        """Graphs of these parts, none of which may touch the host. Beforehand their kernels are built, and they run
+        once."""
+        with builds().rehearsal():
+            for part in parts:
+                part()
         for part in parts:
             part()
         torch.cuda.synchronize()

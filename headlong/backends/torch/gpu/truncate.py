@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 from headlong.backends.torch.gpu.noise import uniform_word
 from headlong.backends.torch.kernels.noise import XTC as XTC_STREAM
@@ -101,6 +102,7 @@ def _floor(min_p):
     return tl.ceil(min_p.to(tl.float64) * WHOLE).to(tl.int64)
 
 
+@Kernel
 @triton.jit
 def _tops(tops, bins, sums, scores, vocab, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -114,6 +116,7 @@ def _tops(tops, bins, sums, scores, vocab, BLOCK: tl.constexpr, EARLY: tl.conste
         tl.store(sums + n * 4 + tl.arange(0, 4), 0)
 
 
+@Kernel
 @triton.jit
 def _count(bins, sums, scores, tops, vocab, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -126,6 +129,7 @@ def _count(bins, sums, scores, tops, vocab, blocks, BLOCK: tl.constexpr, BLOCKS:
     tl.atomic_add(sums + n * 4, tl.sum(_weight(score, top), 0), sem="relaxed")
 
 
+@Kernel
 @triton.jit
 def _bound(edges, bins, sums, rows, top_k, top_p, min_p, xtc, vocab, width, EARLY: tl.constexpr):
     """Tokens of bins before the first are surely kept, those after the last surely not, or nothing depends on them.
@@ -160,6 +164,7 @@ def _bound(edges, bins, sums, rows, top_k, top_p, min_p, xtc, vocab, width, EARL
     tl.store(edges + 4 * n + 1, last)
 
 
+@Kernel
 @triton.jit
 def _gather(found, sums, scores, tops, edges, vocab, blocks, many, ROOM: tl.constexpr, BLOCK: tl.constexpr,
             BLOCKS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
@@ -295,6 +300,7 @@ def _find(found, sums, scores, n, many, vocab, top, k, p, floor, coin, threshold
     return level, last, high, first
 
 
+@Kernel
 @triton.jit
 def _search(edges, found, sums, scores, tops, positions, seed, rows, top_k, top_p, min_p, xtc, vocab, width, blocks,
             many, ROOM: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
@@ -319,6 +325,7 @@ def _search(edges, found, sums, scores, tops, positions, seed, rows, top_k, top_
     tl.store(edges + 4 * n + 3, first)
 
 
+@Kernel
 @triton.jit
 def _cut(scores, edges, tops, rows, min_p, vocab, width, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
          EARLY: tl.constexpr):  # fmt: skip

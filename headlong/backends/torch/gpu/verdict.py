@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headlong.backends.torch.gpu.build import Kernel
 from headlong.backends.torch.gpu.launch import follow, make_way, options
 
 
@@ -37,6 +38,7 @@ def _launch(like: Tensor, widest: int) -> dict[str, int]:
     return {"BLOCK": triton.next_power_of_2(widest), "num_warps": 1, **options(like.device)}
 
 
+@Kernel
 @triton.jit
 def _look_up(starts, window, index, length, windows, offsets, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -48,6 +50,7 @@ def _look_up(starts, window, index, length, windows, offsets, stride, BLOCK: tl.
     tl.store(window + first + at, tl.load(windows + row * stride + at, mask=inside), mask=inside)
 
 
+@Kernel
 @triton.jit
 def _accept_coupled(tokens, kept, chosen, window, offsets, counts, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     make_way(EARLY)
@@ -63,6 +66,7 @@ def _accept_coupled(tokens, kept, chosen, window, offsets, counts, BLOCK: tl.con
     tl.store(kept + b, (accepted + 1).to(tl.int64))
 
 
+@Kernel
 @triton.jit
 def _commit(length, windows, kept_of, index, starts, offsets, tokens, kept, stride, EARLY: tl.constexpr):
     make_way(EARLY)
