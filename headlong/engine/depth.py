@@ -400,6 +400,13 @@ class DepthController:
         rates = [exp(gives / rows) / (self._rest_s + table[size]) for size, gives in zip(sizes, logs, strict=True)]
         return rates.index(max(rates)) if max(rates) > rates[0] * (1.0 + SHALLOW) else 0
 
+    def worth_waiting(self, kind: str, rows: int, sizes: tuple[int, int], logs: float) -> bool:
+        """Whether a round is better that begins when the text is known: by the tokens it is run with if it does not
+        wait and if it does, and the log of what its rows then give more."""
+        curves = self.costs.of(kind)
+        soon, late = (self._rest_s + curves.verify.value(size) for size in sizes)
+        return not curves.wait or exp(logs / rows) * soon > (late + curves.wait) * (1.0 + SHALLOW)
+
     def record(self, kind: str, steps: Sequence[int]) -> None:
         """Take a round's draft steps."""
         curves = self.costs.of(kind)

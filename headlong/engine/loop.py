@@ -46,6 +46,7 @@ class Flight:
     handle: Handle
     kind: str
     started: float
+    waited: bool = True  # until the round before was known
 
     @property
     def answers(self) -> list[Answer]:
@@ -268,7 +269,7 @@ class Loop:
             self._record(flight.parts, result, flight.kind)
             host_s = max(0.0, perf_counter() - flight.started - busy_s)
             if self.limits.overlaps:  # else most of it is writing, and takes as long for a token in every plan
-                self.controller.costs.record_host(flight.kind, host_s)
+                self.controller.costs.record_host(flight.kind, host_s, flight.waited)
             self.totals.record_round(result.verify_s, result.draft_s, host_s)
             _count_seconds(flight.parts, host_s, flight.started)
 
@@ -298,7 +299,7 @@ class Loop:
         following = self._begin_round(parts, flight.kind, flight.started)
         self._land()
         # From here on it has the device for itself.
-        self._flight = following and replace(following, started=perf_counter())
+        self._flight = following and replace(following, started=perf_counter(), waited=False)
         self._write()
         return True
 
@@ -308,13 +309,11 @@ class Loop:
         if self.scheduler.changes or len(jobs) != len(self.scheduler.running):
             return False
         most = 2 * (1 + self.limits.depth) + 1
-        return self.scheduler.has_room(jobs, most) and all(
-            part.job.index in self.answers
-            and part.window.given is None
-            and part.job.drafting.foreseeable
-            and part.job.remaining > 1 + part.window.verify
+        go_on = self.scheduler.has_room(jobs, most) and all(
+            part.job.index in self.answers and part.window.given is None and part.job.remaining > 1 + part.window.verify
             for part in flight.parts
         )
+        return go_on and self.windows.foreseeable(jobs, flight.kind)
 
     def _foresee(self, flight: Flight) -> list[Part]:
         offered = [(part.job, self.windows.expected(part.job, part.window)) for part in flight.parts]

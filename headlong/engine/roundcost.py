@@ -213,6 +213,7 @@ class KindCosts:
         self.further = Curve(lambda rows: self.first.value(rows))
         self.idle = 0.0  # the drafting half of a round in which nobody drafts
         self.host = 0.0  # what a round takes beside the backend: planning and writing
+        self.hosts = {False: 0.0, True: 0.0}  # that of rounds begun before the one before was known, and after it was
 
     def _verify_prior(self, size: int) -> float:
         if self._base and self._base.verify.known:
@@ -227,6 +228,11 @@ class KindCosts:
     @property
     def curves(self) -> dict[str, Curve]:
         return {"verify": self.verify, "first": self.first, "further": self.further}
+
+    @property
+    def wait(self) -> float:
+        """What a round takes longer if it is begun when the one before it is known; 0 until both were seen."""
+        return max(0.0, self.hosts[True] - self.hosts[False]) if all(self.hosts.values()) else 0.0
 
     def draft(self, steps: Sequence[int]) -> float:
         if not steps:
@@ -313,11 +319,12 @@ class RoundCosts:
         if draft_s > 0.0 or not steps:
             costs.record_draft(steps, draft_s / self._speed)
 
-    def record_host(self, kind: str, seconds: float) -> None:
-        """What a round took beside the backend."""
+    def record_host(self, kind: str, seconds: float, waited: bool) -> None:
+        """What a round took beside the backend, and whether it was begun when the one before it was known."""
         if seconds < HICCUP:
-            costs = self._kinds[kind]
-            costs.host = _followed(costs.host, max(0.0, seconds) / self._speed)
+            costs, usual = self._kinds[kind], max(0.0, seconds) / self._speed
+            costs.host = _followed(costs.host, usual)
+            costs.hosts[waited] = _followed(costs.hosts[waited], usual)
 
     def _measured(self) -> float:
         """The speed of the last rounds; of more of them, while it is steady."""

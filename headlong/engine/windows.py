@@ -94,10 +94,17 @@ class Drafting:
 
     @property
     def foreseeable(self) -> bool:
-        """Whether the head alone fills the next window, so that nobody need know the text for it."""
+        """Whether the head may fill the next window, so that nobody need know the text for it."""
         if self.guide or (self.proposers and not self.uses_head):
             return False
-        return all(proposer.name == NGRAM and proposer.match < LONG_MATCH for proposer in self.proposers)
+        return all(proposer.name == NGRAM for proposer in self.proposers)
+
+    def lost(self, most: int) -> float:
+        """What the head's drafts alone are expected to give less than others that stand ready, in the log of tokens."""
+        if not any(proposer.match >= LONG_MATCH for proposer in self.proposers):
+            return 0.0
+        others, head = self.depth.reach(f"{NGRAM}, long match", most), self.depth.reach(HEAD, self.depth.now)
+        return max(0.0, log1p(sum(others)) - log1p(sum(head)))
 
     def reach(self, offer: Offer) -> list[float]:
         """How likely each draft, with those before it, is to be kept."""
@@ -140,6 +147,19 @@ class Windows:
         """What there will be to verify when a round with this window, which is under way, has ended."""
         count = min(window.draft, self._most(job))
         return Offer(HEAD, HEAD, count) if count else NOTHING
+
+    def foreseeable(self, jobs: "Sequence[Job]", kind: str) -> bool:
+        """Whether the head fills the next windows: it alone can, or what others have ready is not worth the wait."""
+        if not all(job.drafting.foreseeable for job in jobs):
+            return False
+        most = [self._most(job) for job in jobs]
+        lost = [job.drafting.lost(count) for job, count in zip(jobs, most, strict=True)]
+        if not any(lost):
+            return True
+        soon = [job.drafting.depth.now for job in jobs]
+        late = [there if less else here for less, here, there in zip(lost, soon, most, strict=True)]
+        sizes = self.limits.sizes.tokens(soon), self.limits.sizes.tokens(late)
+        return not self.controller.worth_waiting(kind, len(jobs), sizes, sum(lost))
 
     def _most(self, job: "Job") -> int:
         # A round yields verify + 1 tokens at most: what goes past the last wanted token is waste.

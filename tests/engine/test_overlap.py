@@ -239,3 +239,25 @@ def test_what_chunks_take_behind_the_host_is_theirs(text, end):
     assert short.prefill_s == pytest.approx(1.0, abs=0.2)
     assert max(long.host_s, short.host_s) < 0.5
     assert engine.totals.seconds["prefill"] == pytest.approx(4.0, abs=0.2)
+
+
+def repeated(history):
+    return len(history) % 7
+
+
+@pytest.mark.parametrize("worth", [False, True])
+def test_a_text_that_repeats_itself_is_waited_for_where_that_pays(overlapping, monkeypatch, worth):
+    """Or else the head goes on alone, and every round begins before the one before it is known."""
+    engine = overlapping(repeated, WRONG, context=128)
+    monkeypatch.setattr(engine._loop.controller, "worth_waiting", lambda *_: worth)
+    output = engine.generate([1], max_tokens=100)
+    assert output.tokens == tuple(place % 7 for place in range(1, 101))
+    log = [what for what in engine.backend.log if what[0] != "text"]
+    waited = [
+        number
+        for number in range(1, len(engine.backend.rounds))
+        if ("result", number - 1) in log[: log.index(("round", number))]
+    ]
+    assert bool(waited) == worth
+    assert (output.speculative.accepted > 50) == worth  # by what followed the same tokens before
+    assert_empty(engine)
