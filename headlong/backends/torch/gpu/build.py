@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 MOST_KERNELS = 64  # that wait at once: a thread each, which costs nothing
 EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
 
+_hooking = Lock()
 _builders: ContextVar["Builders | None"] = ContextVar("builders", default=None)
 
 
@@ -34,6 +36,17 @@ class Kernel:
                 builders.build(self.function.warmup(*given, grid=grid, **options))
 
         return build
+
+
+def run_built(run: Callable[[], None]) -> None:
+    """Run something that launches kernels; if any of them is missing, after all that are have been built."""
+    try:
+        with _nothing_built():
+            run()
+    except _Missing:
+        with rehearsal():
+            run()
+        run()
 
 
 @contextmanager
@@ -72,6 +85,28 @@ class Builders:
         compiled = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
         with torch.cuda.device(self.device):
             compiled.run  # noqa: B018  when first asked for it Triton builds what launches a kernel, and loads both
+
+
+class _Missing(Exception):
+    """A kernel is to be launched that has not been built."""
+
+
+@contextmanager
+def _nothing_built() -> Iterator[None]:
+    """Builds in this thread raise instead. For one thread at a time: Triton has one hook for all."""
+    with _hooking:
+        mine, others = get_ident(), triton.knobs.runtime.jit_cache_hook
+
+        def refuse(**build: Any) -> Any:
+            if get_ident() == mine:
+                raise _Missing
+            return others(**build) if others else False
+
+        triton.knobs.runtime.jit_cache_hook = refuse
+        try:
+            yield
+        finally:
+            triton.knobs.runtime.jit_cache_hook = others
 
 
 class _Zeros(TorchFunctionMode):

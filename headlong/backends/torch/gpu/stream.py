@@ -37,13 +37,13 @@ class Stream:
         return torch.cuda.graph_pool_handle()
 
     def record(self, parts: Sequence[Callable[[], None]]) -> list[Replay]:
-        """Graphs of these parts, none of which may touch the host. Beforehand their kernels are built, and they run
-        once."""
-        with builds().rehearsal():
+        """Graphs of these parts, none of which may touch the host. They run once beforehand."""
+
+        def run() -> None:
             for part in parts:
                 part()
-        for part in parts:
-            part()
+
+        builds().run_built(run)
         torch.cuda.synchronize()
         graphs: list[Replay] = []
         for part in parts:

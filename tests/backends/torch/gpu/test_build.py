@@ -1,11 +1,13 @@
 """A rehearsal builds what would be launched, runs none of it, and lets everything else run on zeros."""
 
+import threading
+
 import pytest
 import torch
 
 triton = pytest.importorskip("triton")
 
-from headlong.backends.torch.gpu.build import Kernel, rehearsal  # noqa: E402
+from headlong.backends.torch.gpu.build import Kernel, rehearsal, run_built  # noqa: E402
 
 
 class Script:
@@ -59,6 +61,71 @@ def test_a_rehearsal_that_breaks_is_over():
     with rehearsal():  # and another can begin
         Kernel(script)[(1,)]()
     assert len(script.built) == 1
+
+
+class Jitted(Script):
+    """Built when it is first launched, like a function of Triton's, unless the hook has something against it."""
+
+    def __init__(self, there=False):
+        super().__init__()
+        self.there = there
+
+    def __getitem__(self, grid):
+        def launch():
+            hook = triton.knobs.runtime.jit_cache_hook
+            if not self.there and not (hook and hook()):
+                self.there = True
+            self.launched.append(grid)
+
+        return launch
+
+    def warmup(self, *given, grid):
+        self.there = True
+        return super().warmup(*given, grid=grid)
+
+
+def test_what_is_there_runs_once_without_a_rehearsal():
+    script = Jitted(there=True)
+    run_built(lambda: Kernel(script)[(1,)]())
+    assert (len(script.launched), len(script.built)) == (1, 0)
+
+
+def test_what_is_missing_is_built_before_anything_behind_it_runs():
+    there, missing, behind = Jitted(there=True), Jitted(), Jitted()
+
+    def run():
+        for script in (there, missing, behind):
+            Kernel(script)[(1,)]()
+
+    run_built(run)
+    assert [len(script.launched) for script in (there, missing, behind)] == [2, 1, 1]
+    assert [len(script.built) for script in (there, missing, behind)] == [1, 1, 1]
+    assert triton.knobs.runtime.jit_cache_hook is None
+
+
+def test_another_threads_kernels_are_built_meanwhile():
+    script = Jitted()
+
+    def run():
+        thread = threading.Thread(target=Kernel(script)[(1,)])
+        thread.start()
+        thread.join()
+
+    run_built(run)
+    assert (len(script.launched), len(script.built), script.there) == (1, 0, True)
+
+
+def test_a_fault_is_not_taken_for_a_missing_kernel():
+    calls = []
+
+    def run():
+        calls.append(1)
+        raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        run_built(run)
+    assert len(calls) == 1
+    assert triton.knobs.runtime.jit_cache_hook is None
 
 
 @pytest.fixture
