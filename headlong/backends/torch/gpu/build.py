@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 MOST_KERNELS = 64  # that wait at once: a thread each, which costs nothing
 EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided}
 
-_hooking = Lock()
 _builders: ContextVar["Builders | None"] = ContextVar("builders", default=None)
 
 
@@ -41,7 +39,7 @@ class Kernel:
 def run_built(run: Callable[[], None]) -> None:
     """Run something that launches kernels; if any of them is missing, after all that are have been built."""
     try:
-        with _nothing_built():
+        with triton.AsyncCompileMode(_Nobody()):
             run()
     except _Missing:
         with rehearsal():
@@ -91,22 +89,11 @@ class _Missing(Exception):
     """A kernel is to be launched that has not been built."""
 
 
-@contextmanager
-def _nothing_built() -> Iterator[None]:
-    """Builds in this thread raise instead. For one thread at a time: Triton has one hook for all."""
-    with _hooking:
-        mine, others = get_ident(), triton.knobs.runtime.jit_cache_hook
+class _Nobody(Executor):
+    """Builds nothing."""
 
-        def refuse(**build: Any) -> Any:
-            if get_ident() == mine:
-                raise _Missing
-            return others(**build) if others else False
-
-        triton.knobs.runtime.jit_cache_hook = refuse
-        try:
-            yield
-        finally:
-            triton.knobs.runtime.jit_cache_hook = others
+    def submit(self, *_: Any, **__: Any) -> Any:
+        raise _Missing
 
 
 class _Zeros(TorchFunctionMode):
