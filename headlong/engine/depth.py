@@ -28,6 +28,7 @@ ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifyi
 BUDGET = 0.005  # share of time for it
 FIRST_CREDIT, CREDIT = 3.0, 1.0  # rounds of it that a new engine starts with, and most that are saved up later
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
+FULL_HOPE, MOST_HOPE = 0.2, 0.27  # gains, if all drafts were kept, for which the budget is spent on them, and more
 FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
 SERIES = 8  # most probes in a row
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
@@ -237,9 +238,14 @@ class Scene:
         seconds = self.table[after] - self.table[self._drafts(drafts, deepest)]
         if drafts or self.fixed_deepest:
             return seconds
-        # Rows that have rested have pairs to catch up with, so few of them may cost more than the line says.
-        step = self.curves.first.value(self.run if self.padded else rows) - self.slope * rows
-        return seconds + max(step, self.steps[1]) - self.steps[0]
+        return seconds + self.steps[1] - self.steps[0]
+
+    def waking(self, depths: Sequence[int], rows: int) -> float:
+        """Seconds that the first step of so many rows takes longer, if nobody drafts at these depths."""
+        if any(depths) or self.fixed_deepest:
+            return 0.0
+        rows = self.run if self.padded else rows
+        return max(0.0, self.curves.waking.value(rows) - self.curves.first.value(rows))
 
     def annotate(self, depths: Sequence[int]) -> None:
         """Leave every row the reason of its depth."""
@@ -333,7 +339,9 @@ class DepthController:
         """Depths for one round that tell more than the chosen ones; None: nothing is to be tried."""
         self._credit = max(self._credit, min(CREDIT, self._credit + BUDGET * (self._clock - self._planned)))
         cost, parked = scene.cost(depths), depths.count(0)
-        turned = self._conclude(scene, cost, parked * scene.more(depths, 1) / cost / BUDGET)
+        needed = scene.rate * scene.more(depths, parked) / parked if parked else 1.0
+        hoped = 2.0 / (1.0 + needed) - 1.0  # is gained if all drafts are kept
+        turned = self._conclude(scene, cost, parked * self._price(scene, depths, 1, hoped) / BUDGET)
         if any(row.probe.launched for row in scene.auto):
             return None
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
@@ -343,16 +351,20 @@ class DepthController:
         # Rows that draft together share the steps: what one has found is tried by all, and gone on with together.
         due.sort(key=lambda row: (not row.probe.tried, row.probe.due))
         alive = len(due) if turned else sum(row.probe.tried > 0 for row in due)
-        for count in (alive, len(due) if scene.padded else 1) if due else ():
-            price = scene.more(depths, count) / cost
+        for count in (alive, len(due) if scene.padded else 1) if due and hoped > WORTH else ():
+            price = self._price(scene, depths, count, hoped)
             if count and self._credit >= (price - DEBT if alive else price):
                 self._credit -= price
                 self._looked = False
-                needed = scene.rate * scene.more(depths, parked) / parked
                 for row in due[:count]:
                     row.probe.launch(self._clock, needed, row.reach(HEAD, 1)[0])
                 return [1 if row.probe.launched else depth for row, depth in zip(scene.auto, depths, strict=True)]
         return None
+
+    def _price(self, scene: Scene, depths: Sequence[int], rows: int, hoped: float) -> float:
+        """Rounds that a probe of so many rows is charged with: what it takes, and the more the less can come of it."""
+        takes = scene.more(depths, rows) + scene.waking(depths, rows)
+        return takes / scene.cost(depths) * FULL_HOPE / min(max(hoped, WORTH), MOST_HOPE)
 
     def _conclude(self, scene: Scene, cost: float, longest: float) -> bool:
         """Take the outcome of probes; whether one tells that content has turned for the better."""
@@ -370,7 +382,8 @@ class DepthController:
         found = []
         for bold in (False, True):
             rate, other = scene.hope(bold)
-            price = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate) / cost
+            lost = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate)
+            price = (lost + scene.waking(depths, len(other) - other.count(0))) / cost
             if other != depths and rate > scene.rate * (1.0 + WORTH) and price <= max(CREDIT, self._credit):
                 found.append(((rate / scene.rate - 1.0) / (price + WORTH), price, other))
         if not found:

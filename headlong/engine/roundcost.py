@@ -211,6 +211,7 @@ class KindCosts:
         self.verify = Curve(self._verify_prior)
         self.first = Curve(self._first_prior)  # a first step may cost more: it takes the round's true pairs too
         self.further = Curve(lambda rows: self.first.value(rows))
+        self.waking = Curve(lambda rows: self.first.value(rows))  # a first step after rest takes all pairs since then
         self.idle = 0.0  # the drafting half of a round in which nobody drafts
         self.host = 0.0  # what a round takes beside the backend: planning and writing
         self.hosts = {False: 0.0, True: 0.0}  # that of rounds begun before the one before was known, and after it was
@@ -243,21 +244,26 @@ class KindCosts:
     def fade(self, sizes: range, factor: float) -> None:
         """Trust these windows' costs less, and all draft steps'."""
         self.verify.fade(sizes, factor)
-        self.first.fade(range(1, sizes.stop), factor)
-        self.further.fade(range(1, sizes.stop), factor)
+        for curve in (self.first, self.further, self.waking):
+            curve.fade(range(1, sizes.stop), factor)
 
     def record_verify(self, tokens: int, seconds: float) -> None:
         if not self.verify.known and not (self._base and self._base.verify.known):
             self.verify.begin(tokens, seconds)
         self.verify.observe(tokens, seconds)
 
-    def record_draft(self, steps: Sequence[int], seconds: float) -> None:
-        """The error of the whole goes to all its steps alike."""
+    def record_draft(self, steps: Sequence[int], seconds: float, woken: bool) -> None:
+        """The error of the whole goes to all its steps alike. `woken`: none of the rows drafted the round before."""
         if not steps:
             self.idle = _followed(self.idle, seconds)
             return
         if not self.first.known:
             self.first.begin(steps[0], seconds / len(steps))
+        if woken:
+            usual = self.waking.value(steps[0])
+            others = self.draft(steps) - self.first.value(steps[0])
+            self.waking.observe(steps[0], usual * seconds / (usual + others))
+            return
         share = seconds / self.draft(steps)
         rows = steps[0]
         further = [(rows, share * self.further.value(rows)) for rows in dict.fromkeys(steps[1:])]
@@ -298,8 +304,11 @@ class RoundCosts:
     def draft(self, kind: str, steps: Sequence[int]) -> float:
         return self._speed * self.of(kind).draft(steps)
 
-    def record(self, kind: str, tokens: int, verify_s: float, steps: Sequence[int], draft_s: float) -> None:
-        """`steps`: rows drafting at the first step, at the second, and so on; empty when nobody drafts."""
+    def record(
+        self, kind: str, tokens: int, verify_s: float, steps: Sequence[int], draft_s: float, woken: bool = False
+    ) -> None:
+        """`steps`: rows drafting at the first step, at the second, and so on; empty when nobody drafts. `woken`: none
+        of them drafted the round before."""
         if verify_s <= 0.0 or tokens < 1:
             return
         costs = self._kinds[kind]
@@ -317,7 +326,7 @@ class RoundCosts:
             self._errors.append((place, error))
             self._speed = self._measured()
         if draft_s > 0.0 or not steps:
-            costs.record_draft(steps, draft_s / self._speed)
+            costs.record_draft(steps, draft_s / self._speed, woken)
 
     def record_host(self, kind: str, seconds: float, waited: bool) -> None:
         """What a round took beside the backend, and whether it was begun when the one before it was known."""

@@ -176,7 +176,7 @@ class Tuning:
             # Only rounds with a single step tell it from further ones, so they count as much as the others together.
             for _ in range(3 if len(steps) == 1 else 1):
                 if draft_s > 0.0 or not steps:
-                    curves.record_draft(steps, draft_s)
+                    curves.record_draft(steps, draft_s, woken=False)
 
 
 def batches(most: int) -> list[int]:

@@ -38,6 +38,8 @@ def h200(tokens, rows):
     return H200[rows][next(place for place, width in enumerate(WIDTHS) if tokens <= rows * width)] / 1e3
 
 
+WAKING = {"cpu": (0.8, 0.003)}  # ms that drafting takes longer after a round without, and for each pair set aside
+
 MACHINES = {
     "cpu": (cpu, lambda rows: (0.5 + 0.3 * (rows - 1) / 7) / 1e3),
     "gpu": (gpu, lambda rows: (0.1 + 0.001 * rows) / 1e3),
@@ -50,11 +52,13 @@ class Simulation:
 
     def __init__(self, machine, chances, seed=0, controller=None):
         self.verify, self.step = MACHINES.get(machine, PADDED)
+        self.waking = WAKING.get(machine, (0.0, 0.0))
         self.sizes = Sizes(tuple(H200)) if machine not in MACHINES else Sizes()
         self.controller = controller or DepthController(RoundCosts(), 8, sizes=self.sizes)
         self.chances = list(chances)
         self.rows = [self.controller.row() for _ in chances]
         self.left = [0] * len(self.rows)
+        self.late = [0] * len(self.rows)  # pairs that the head has not seen yet
         self.random, self.slowness, self.changes = random.Random(seed), 1.0, 0
 
     def run(self, rounds):
@@ -71,7 +75,9 @@ class Simulation:
         draft = self.controller.plan(self.rows, "plain")
         size, steps = self.sizes.tokens(verify), self.sizes.steps(draft)
         verify_s, draft_s = self._seconds(size, steps)
-        self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s))
+        woken = not any(verify)
+        draft_s += self._wake(draft) if woken else 0.0
+        self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s), woken)
         for row, chance, count in zip(self.rows, self.chances, verify, strict=True):
             kept = 0
             while kept < count and self.random.random() < chance:
@@ -86,6 +92,12 @@ class Simulation:
     def _seconds(self, size, steps):
         return self.verify(size, self.sizes.rows(len(self.rows))), sum(map(self.step, steps))
 
+    def _wake(self, draft):
+        once, each = self.waking
+        taken = sum(pairs for pairs, drafts in zip(self.late, draft, strict=True) if drafts)
+        self.late = [0 if drafts else pairs + 1 for pairs, drafts in zip(self.late, draft, strict=True)]
+        return (once + each * taken) / 1e3 if any(draft) else 0.0
+
     def _noisy(self, seconds):
         spike = self.random.uniform(2, 10) if self.random.random() < 0.015 else 1.0
         return seconds * self.slowness * spike * math.exp(self.random.gauss(0, 0.03))
@@ -94,9 +106,10 @@ class Simulation:
         self.rows.append(self.controller.row())
         self.chances.append(chance)
         self.left.append(0)
+        self.late.append(0)
 
     def go(self, index):
-        for held in (self.rows, self.chances, self.left):
+        for held in (self.rows, self.chances, self.left, self.late):
             del held[index]
 
     def gives(self, depths):
