@@ -22,13 +22,14 @@ REST = 4  # rounds from one consideration to the next later; more where more row
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
 SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
+UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pay: such sizes are seldom seen
 PARKED = 0.05  # gain for which some rows rest while others draft
 ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
 # What is tried though it looks worse
 BUDGET = 0.005  # share of time for it
 FIRST_CREDIT, CREDIT = 3.0, 1.0  # rounds of it that a new engine starts with, and most that are saved up later
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
-FULL_HOPE, MOST_HOPE = 0.2, 0.27  # gains, if all drafts were kept, for which the budget is spent on them, and more
+FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which the budget is spent on them, and more
 FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
 SERIES = 8  # most probes in a row
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
@@ -312,7 +313,7 @@ class DepthController:
             standing = [row.now for row in scene.auto]
             gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0
             self._drag = max(0.0, self._drag + (gain - DEAD_ZONE) * (self._clock - self._planned))
-            if self._drag < DRAG:
+            if self._drag < DRAG + scene.waking(standing, len(depths) - depths.count(0)) / scene.cost(standing):
                 return standing
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
@@ -410,8 +411,11 @@ class DepthController:
         if not curve.known:
             return max(range(len(sizes)), key=logs.__getitem__)
         table = curve.table(max(sizes))
-        rates = [exp(gives / rows) / (self._rest_s + table[size]) for size, gives in zip(sizes, logs, strict=True)]
-        return rates.index(max(rates)) if max(rates) > rates[0] * (1.0 + SHALLOW) else 0
+        least, gains = self._rest_s + table[sizes[0]], [exp(gives / rows) for gives in logs]
+        rates = [gain / (least + table[size] - table[sizes[0]]) for gain, size in zip(gains, sizes, strict=True)]
+        best = rates.index(max(rates))
+        dear = least + UNSURE * (table[sizes[best]] - table[sizes[0]])
+        return best if gains[best] / dear > gains[0] / least * (1.0 + SHALLOW) else 0
 
     def worth_waiting(self, kind: str, rows: int, sizes: tuple[int, int], logs: float) -> bool:
         """Whether a round is better that begins when the text is known: by the tokens it is run with if it does not

@@ -32,13 +32,15 @@ class Ngram:
 
     An earlier place is followed as long as it is right, so that a copied text is not left for a later place which
     shares only its last few tokens. Then the latest place of the longest n-gram is taken. Longer ones than `least` + 1
-    need no index: once a place has been right, more than that agree.
+    need no index: once a place has been right, more than that agree. Tokens are looked at when a proposal is asked for:
+    many at once take less.
     """
 
     name = "ngram"
 
     def __init__(self, tokens: Sequence[int] = (), least: int = LEAST) -> None:
         self._least = least
+        self._new: list[int] = []  # tokens that were not looked at yet
         self._text: list[int] = []
         self._tail: tuple[int, ...] = ()  # the text's last `least` tokens
         self._ends: dict[tuple[int, ...], int] = {}  # where an n-gram's latest occurrence ends
@@ -47,7 +49,13 @@ class Ngram:
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        self._new += tokens
+
+    def _catch_up(self) -> None:
+        if not self._new:
+            return
         # Names of its own instead of attributes: a prompt goes through here in one call.
+        tokens, self._new = self._new, []
         text, ends, least = self._text, self._ends, self._least
         tail, place, agreed = self._tail, self._next, self._agreed
         for token in tokens:
@@ -68,9 +76,11 @@ class Ngram:
 
     @property
     def match(self) -> int:
+        self._catch_up()
         return self._agreed
 
     def propose(self, most: int) -> tuple[int, ...]:
+        self._catch_up()
         if not self._agreed:
             return ()
         period = len(self._text) - self._next  # past the text's end it goes on as its proposal began

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 HEAD = "mtp"
 GRAMMAR = "grammar"
 NGRAM = "ngram"
+REST = 4  # one row in so many is a change of rows
+MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
 
@@ -64,17 +66,19 @@ class Drafting:
     left: int = 0  # drafts that the head has left for the next window
     known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
 
-    def offer(self, most: int) -> Offer:
+    def offer(self, most: int, head_alone: bool = False) -> Offer:
         """The drafts that are expected to give most tokens."""
-        offers = [offer for offer in self._offers(most) if offer.count]
+        offers = [offer for offer in self._offers(most, head_alone) if offer.count]
         if len(offers) > 1:
             return max(offers, key=lambda each: sum(self.reach(each)))
         return offers[0] if offers else NOTHING
 
-    def _offers(self, most: int) -> list[Offer]:
+    def _offers(self, most: int, head_alone: bool) -> list[Offer]:
         if most <= 0:
             return []
         offers = [Offer(HEAD, HEAD, self._valid(self.known, min(self.left, most)))] if self.left else []
+        if head_alone and self.depth.asked is None:
+            return offers
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:
@@ -139,9 +143,12 @@ class Windows:
     def __init__(self, limits: Limits, controller: DepthController) -> None:
         self.limits = limits
         self.controller = controller
+        self._rows = 0  # in the last round
+        self._refused = 0  # times in a row that drafts beside the head's were not worth it
+        self._unasked = 0  # rounds for which nobody is asked for such drafts
 
     def offer(self, job: "Job") -> Offer:
-        return job.drafting.offer(self._most(job))
+        return job.drafting.offer(self._most(job), head_alone=self._unasked > 0)
 
     def expected(self, job: "Job", window: Window) -> Offer:
         """What there will be to verify when a round with this window, which is under way, has ended."""
@@ -152,6 +159,8 @@ class Windows:
         """Whether the head fills the next windows: it alone can, or what others have ready is not worth the wait."""
         if not all(job.drafting.foreseeable for job in jobs):
             return False
+        if self._unasked:
+            return True
         most = [self._most(job) for job in jobs]
         lost = [job.drafting.lost(count) for job, count in zip(jobs, most, strict=True)]
         if not any(lost):
@@ -166,6 +175,9 @@ class Windows:
         return min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.reach - 1)
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
+        if REST * abs(len(offered) - self._rows) > self._rows:  # as many more or fewer change what drafts cost
+            self._refused = self._unasked = 0
+        self._rows, self._unasked = len(offered), max(0, self._unasked - 1)
         offered = self._worthwhile(offered, kind)
         for job, offer in offered:
             job.drafting.depth.cap = self._cap(job, offer, job.reach + offer.count + 1, job.remaining - 2)
@@ -192,7 +204,10 @@ class Windows:
         gains.sort(key=itemgetter(0), reverse=True)  # a row's own become ever less, so they stay in their order
         sizes = self.limits.sizes.growing(counts, [place for _, place in gains])
         logs = list(accumulate((gain for gain, _ in gains), initial=0.0))
-        for _, place in gains[: self.controller.best_of(kind, len(offered), sizes, logs)]:
+        best = self.controller.best_of(kind, len(offered), sizes, logs)
+        self._refused = 0 if best else self._refused + 1
+        self._unasked = min(self._refused, MOST_UNASKED)
+        for _, place in gains[:best]:
             counts[place] += 1
         return [(job, offer.first(count)) for (job, offer), count in zip(offered, counts, strict=True)]
 

@@ -1,5 +1,7 @@
 """What stands in windows and what is left for the next: never past what is wanted, allowed or inside the context."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from headlong.engine.depth import DepthController
 from headlong.engine.request import Kept
 from headlong.engine.roundcost import RoundCosts
 from headlong.engine.scheduler import Job
-from headlong.engine.windows import LONG_MATCH, Drafting, Windows
+from headlong.engine.windows import LONG_MATCH, MOST_UNASKED, Drafting, Windows
 
 
 class Says:
@@ -158,6 +160,52 @@ def test_no_more_is_verified_than_pays(slope, verify):
     assert (window.verify, window.given or ()) == (verify, (5, 6, 7, 8)[:verify])
     windows, job = make(depth=4, **said)
     assert plan(costing(windows, slope), job).verify == 4  # a depth that was asked for is kept
+
+
+class Asked(Says):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def propose(self, most):
+        self.asked += 1
+        return super().propose(most)
+
+
+def asking(depth, slope):
+    proposer = Asked([5, 6, 7, 8], match=LONG_MATCH)
+    windows, job = make(depth=depth, max_tokens=900, proposers=(proposer,), limits={"context": 1000})
+    return proposer, costing(windows, slope), job
+
+
+def rounds_asked(proposer, windows, job, rounds):
+    found = []
+    for number in range(rounds):
+        before = proposer.asked
+        plan(windows, job)
+        if proposer.asked > before:
+            found.append(number)
+    return found
+
+
+def test_who_is_never_worth_it_is_asked_ever_less_often():
+    asked = rounds_asked(*asking(None, 0.9), 80)
+    waits = [after - before for before, after in pairwise(asked)]
+    assert waits[:MOST_UNASKED] == [1 + unasked for unasked in range(1, 1 + MOST_UNASKED)]
+    assert set(waits[MOST_UNASKED:]) == {1 + MOST_UNASKED}
+
+
+def test_who_is_worth_it_or_was_asked_for_is_asked_every_round():
+    assert rounds_asked(*asking(None, 0.0), 40) == [*range(40)]
+    assert rounds_asked(*asking(4, 0.9), 40) == [*range(40)]
+
+
+def test_other_rows_are_a_reason_to_ask_anew():
+    proposer, windows, job = asking(None, 0.9)
+    assert rounds_asked(proposer, windows, job, 30)[-1] == 27  # the next time would be in round 35
+    _, other = make(depth=0, limits={"context": 1000})
+    windows.plan([(each, windows.offer(each)) for each in (job, other)], "plain")
+    assert rounds_asked(proposer, windows, job, 6) == [0, 2, 5]
 
 
 @pytest.mark.parametrize(("match", "source"), [(LONG_MATCH - 1, "ngram"), (LONG_MATCH, "ngram, long match")])
