@@ -1,6 +1,6 @@
 """Batches of the default model on this machine: what auto depth, mixes, grammars, prompts and prefixes cost.
 
-    python benchmarks/batch.py [rows] [mix] [grammar] [stall] [prefix] [bad] [--repeat 5] [--tokens 96]
+    python benchmarks/batch.py [rows] [mix] [grammar] [stall] [prefix] [bad] [--seconds 12] [--rows 8 16] [--depths 1 2]
 
 rows     tok/s while 1 to 16 rows are taken: auto against plain and every fixed depth
 mix      half of 8 rows draft, half are plain, against 8 plain ones
@@ -9,8 +9,9 @@ stall    the longest wait for a token while a prompt of 4,096 tokens comes in, i
 prefix   the first token after a repeated beginning of 1,024 tokens, against a cold one
 bad      random tokens at temperature 2: auto against plain
 
-In each repetition every contender takes its turn, in an order that rotates; ratios are made within a repetition and
-their medians told. The texts of a section must agree where the promise says so. The last line is one JSON object.
+Contenders take turns of a fifth of a second, so that the machine's moods are everybody's; ratios are made within an
+eighth of the turns and their medians told. The texts of a section must agree where the promise says so. The last line
+is one JSON object.
 """
 
 import argparse
@@ -21,7 +22,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ from headlong.engine.intake import requests_from
 from headlong.engine.request import Output
 
 ROWS = (1, 2, 4, 8, 16)
-DEPTHS = (0, 1, 2, 3, 4, 6, 8)
+DEPTHS = (1, 2, 3, 4, 6, 8)
+TURN_S = 0.2
+GROUPS, WARM_GROUPS = 8, 2  # of turns
 SCHEMA = {
     "type": "array",
     "items": {
@@ -47,8 +49,6 @@ SCHEMA = {
 }
 
 Options = Mapping[str, Any]
-Ran = tuple[list[Output], list[float]]
-Steady = tuple[float, list[tuple[int, ...]]]
 
 
 def prompts_of(engine: Engine, count: int) -> list[list[int]]:
@@ -72,48 +72,81 @@ def run(
     return [engine.output(index) for index in indices], [ends[index] for index in indices]
 
 
-def steady(engine: Engine, prompts: Sequence[Sequence[int]], rows: int, options: Options) -> Steady:
-    """So many rows at a time, each followed by the next prompt; tokens a second while all rows are taken."""
-    coming = [requests_from(prompt, dict(options))[0] for prompt in prompts]
-    places: dict[int, int] = {}
-    texts: dict[int, tuple[int, ...]] = {}
-    tokens, started, seconds = 0, time.perf_counter(), 0.0
-    running = 0
-    while coming or engine.busy:
-        while coming and running < rows:
-            places[engine.submit(coming.pop(0))] = len(places)
-            running += 1
-        emitted = engine.step()
-        if running == rows:
-            tokens += len(emitted)
-            seconds = time.perf_counter() - started
-        for one in emitted:
-            if one.finish_reason:
-                running -= 1
-                texts[places[one.index]] = engine.output(one.index).tokens
-    return tokens / seconds, [texts[place] for place in range(len(texts))]
+class Lane:
+    """A contender: an engine of its own, all of whose places are taken, each by one prompt after the other."""
+
+    def __init__(self, places: Sequence[Options], prompts: Sequence[Sequence[int]]) -> None:
+        self.engine = headlong.load(rows=16)
+        self.places, self.prompts = places, prompts
+        self.running: dict[int, tuple[int, int]] = {}  # by index: its place, and the number of its prompt
+        self.free = list(range(len(places)))
+        self.texts: list[tuple[int, ...] | None] = []  # by the number of the prompt
+        self.groups: list[tuple[list[int], float]] = []  # tokens of every place, and seconds
+
+    def begin_group(self) -> None:
+        self.groups.append(([0] * len(self.places), 0.0))
+
+    def turn(self) -> None:
+        tokens, seconds = self.groups[-1]
+        started = time.perf_counter()
+        while time.perf_counter() - started < TURN_S:
+            while self.free:
+                place, number = self.free.pop(), len(self.texts)
+                self.texts.append(None)
+                request = requests_from(self.prompts[number % len(self.prompts)], dict(self.places[place]))[0]
+                self.running[self.engine.submit(request)] = place, number
+            for one in self.engine.step():
+                place, number = self.running[one.index]
+                tokens[place] += one.token is not None
+                if one.finish_reason:
+                    self.texts[number] = self.engine.output(one.index).tokens
+                    self.free.append(place)
+        self.groups[-1] = tokens, seconds + time.perf_counter() - started
+
+    def rates(self, places: slice = slice(None)) -> list[float]:
+        """Tokens a second, by group."""
+        return [sum(tokens[places]) / seconds for tokens, seconds in self.groups]
 
 
-def interleave(contenders: Mapping[str, Callable[[], float]], repeat: int) -> dict[str, list[float]]:
-    """What each contender gives in each repetition; a first round warms up and does not count."""
-    found: dict[str, list[float]] = defaultdict(list)
-    names = list(contenders)
-    for number in range(repeat + 1):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            value = contenders[name]()
-            if number:
-                found[name].append(value)
-    return found
+def race(named: Mapping[str, Sequence[Options]], prompts: Sequence[Sequence[int]], seconds: float) -> dict[str, Lane]:
+    """Contenders take turns of a fraction of a second, in ever new orders, so that the machine's moods are everybody's.
+    What comes before the first of GROUPS groups of turns does not count."""
+    lanes = {name: Lane(places, prompts) for name, places in named.items()}
+    order, turns = random.Random(0), max(1, round(seconds / GROUPS / TURN_S))
+    for _ in range(WARM_GROUPS + GROUPS):
+        for lane in lanes.values():
+            lane.begin_group()
+        for _ in range(turns):
+            for lane in order.sample(list(lanes.values()), len(lanes)):
+                lane.turn()
+    for lane in lanes.values():
+        lane.groups = lane.groups[WARM_GROUPS:]
+        lane.engine.close()
+    return lanes
+
+
+def assert_same_texts(lanes: Mapping[str, Lane]) -> None:
+    """Of the prompts that two contenders have both answered."""
+    first, *others = lanes.values()
+    for lane in others:
+        pairs = [pair for pair in zip(first.texts, lane.texts, strict=False) if None not in pair]
+        assert pairs, "nothing was answered; give more seconds"
+        assert all(mine == theirs for mine, theirs in pairs), "a text differs from plain decoding's"
 
 
 def ratio(values: Mapping[str, Sequence[float]], one: str, other: str) -> float:
     return statistics.median(mine / theirs for mine, theirs in zip(values[one], values[other], strict=True))
 
 
+def doubt(values: Mapping[str, Sequence[float]], one: str, other: str) -> float:
+    """The standard error of a mean of their ratios."""
+    ratios = [mine / theirs for mine, theirs in zip(values[one], values[other], strict=True)]
+    return statistics.stdev(ratios) / len(ratios) ** 0.5
+
+
 def to_best(values: Mapping[str, Sequence[float]], one: str) -> float:
-    """Against the best of the others. Which that is, the other repetitions say: whoever is picked in the same one for
-    being fastest was also lucky in it."""
+    """Against the best of the others. Which that is, the other groups say: whoever is picked in the same one for being
+    fastest was also lucky in it."""
     others, ratios = [name for name in values if name != one], []
     for number in range(len(values[one])):
         rest = {name: [*each[:number], *each[number + 1 :]] for name, each in values.items()}
@@ -122,74 +155,52 @@ def to_best(values: Mapping[str, Sequence[float]], one: str) -> float:
     return statistics.median(ratios)
 
 
-def rows(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
+def rows(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for count in ROWS:
-        prompts = prompts_of(engine, max(4, 3 * count))
-        texts: dict[str, list[tuple[int, ...]]] = {}
-
-        def speed(name: str, options: Options, count: int = count, prompts: Any = prompts, texts: Any = texts) -> float:
-            found, texts[name] = steady(engine, prompts, count, options)
-            return found
-
-        base = {"max_tokens": args.tokens, "ignore_eos": True}
-        named: dict[str, Options] = {"plain": {**base, "draft_kind": "none"}, "auto": base}
-        named |= {f"depth {depth}": {**base, "draft_kind": "mtp", "depth": depth} for depth in DEPTHS if depth}
-        contenders = {
-            name: (lambda name=name, options=options: speed(name, options)) for name, options in named.items()
-        }
-        values = interleave(contenders, args.repeat)
-        assert all(mine == texts["plain"] for mine in texts.values()), "a text differs from plain decoding's"
+    base = {"max_tokens": args.tokens, "ignore_eos": True}
+    named: dict[str, Options] = {"plain": {**base, "draft_kind": "none"}, "auto": base}
+    named |= {f"depth {depth}": {**base, "draft_kind": "mtp", "depth": depth} for depth in args.depths}
+    for count in args.rows:
+        with headlong.load() as engine:
+            prompts = prompts_of(engine, max(4, 3 * count))
+        lanes = race({name: [options] * count for name, options in named.items()}, prompts, args.seconds)
+        assert_same_texts(lanes)
+        values = {name: lane.rates() for name, lane in lanes.items()}
         against = {name: round(ratio(values, name, "plain"), 3) for name in values}
-        luckiest = max((name for name in values if name != "auto"), key=lambda name: against[name])
-        mine = {"to_best": to_best(values, "auto"), f"to {luckiest}, the luckiest": ratio(values, "auto", luckiest)}
+        best = max((name for name in values if name != "auto"), key=lambda name: against[name])
+        mine = {"to_best": to_best(values, "auto"), "doubt": doubt(values, "auto", best)}
         found[str(count)] = {name: round(value, 3) for name, value in mine.items()} | {"to_plain": against}
         print(f"{count:2} rows, auto: {found[str(count)]}", flush=True)
     return found
 
 
-def mix(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
-    prompts = prompts_of(engine, 8)
-    plain = {"max_tokens": args.tokens, "ignore_eos": True, "draft_kind": "none"}
+def mix(args: argparse.Namespace) -> dict[str, Any]:
     auto = {"max_tokens": args.tokens, "ignore_eos": True}
-    sides: dict[str, dict[str, list[float]]] = {"mixed": defaultdict(list), "plain": defaultdict(list)}
-
-    def go(name: str, options: list[Options]) -> float:
-        _, ends = run(engine, prompts, options)
-        for side, part in (("plain rows", ends[::2]), ("other rows", ends[1::2])):
-            sides[name][side].append(args.tokens / statistics.fmean(part))
-        return max(ends)
-
-    interleave(
-        {"mixed": lambda: go("mixed", [plain, auto] * 4), "plain": lambda: go("plain", [plain] * 8)}, args.repeat
-    )
+    plain = {**auto, "draft_kind": "none"}
+    with headlong.load() as engine:
+        prompts = prompts_of(engine, 24)
+    lanes = race({"plain": [plain] * 8, "mixed": [plain, auto] * 4, "auto": [auto] * 8}, prompts, args.seconds)
+    assert_same_texts(lanes)
     found = {}
-    for side in ("plain rows", "other rows"):
-        pairs = zip(sides["mixed"][side], sides["plain"][side], strict=True)
-        found[side] = round(statistics.median(mine / theirs for mine, theirs in pairs), 3)
+    for side, places in (("plain rows", slice(0, None, 2)), ("other rows", slice(1, None, 2))):
+        values = {name: lane.rates(places) for name, lane in lanes.items()}
+        found[side] = round(ratio(values, "mixed", "plain"), 3)
+    values = {name: lane.rates() for name, lane in lanes.items()}
+    found["all rows, where all are auto"] = round(ratio(values, "auto", "plain"), 3)
     print(f"mix: speed against 8 plain rows: {found}", flush=True)
     return found
 
 
-def grammar(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
-    prompts = prompts_of(engine, 8)
+def grammar(args: argparse.Namespace) -> dict[str, Any]:
     free = {"max_tokens": args.tokens, "ignore_eos": True}
     bound = {"max_tokens": args.tokens, "json_schema": SCHEMA}
+    with headlong.load() as engine:
+        prompts = prompts_of(engine, 24)
     found = {}
     for kind in ("none", "auto"):
-        base = {**free, "draft_kind": kind}
-
-        def neighbours(last: Options, base: Options = base) -> float:
-            _, ends = run(engine, prompts, [base] * 7 + [last])
-            return args.tokens / statistics.fmean(ends[:7])
-
-        values = interleave(
-            {
-                "grammar": partial(neighbours, {**bound, "draft_kind": kind}),
-                "free": partial(neighbours, base),
-            },
-            args.repeat,
-        )
+        one, other = ({**options, "draft_kind": kind} for options in (free, bound))
+        lanes = race({"free": [one] * 8, "grammar": [one] * 7 + [other]}, prompts, args.seconds)
+        values = {name: lane.rates(slice(7)) for name, lane in lanes.items()}
         found[kind] = round(ratio(values, "grammar", "free"), 3)
     print(f"grammar: neighbours' speed against those of a free row: {found}", flush=True)
     return found
@@ -237,7 +248,12 @@ def longer(folder: Path) -> Engine:
     return headlong.load(folder, rows=8)
 
 
-def prefix(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
+def prefix(args: argparse.Namespace) -> dict[str, Any]:
+    with headlong.load() as engine:
+        return first_tokens(engine, args)
+
+
+def first_tokens(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(1)
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(args.repeat + 1):
@@ -256,19 +272,16 @@ def prefix(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def bad(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
+def bad(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for count in (1, 4, 8):
         rng = random.Random(2)
-        prompts = [[rng.randrange(16000) for _ in range(64)] for _ in range(count)]
+        prompts = [[rng.randrange(16000) for _ in range(64)] for _ in range(3 * count)]
         for seed in (7, None):
-
-            def speed(kind: str, prompts: list[list[int]] = prompts, seed: int | None = seed) -> float:
-                options = {"max_tokens": 4 * args.tokens, "ignore_eos": True, "temperature": 2.0, "seed": seed}
-                outputs, ends = run(engine, prompts, [{**options, "draft_kind": kind}] * len(prompts))
-                return sum(len(output.tokens) for output in outputs) / max(ends)
-
-            values = interleave({"auto": lambda: speed("auto"), "plain": lambda: speed("none")}, args.repeat)
+            auto = {"max_tokens": 4 * args.tokens, "ignore_eos": True, "temperature": 2.0, "seed": seed}
+            plain = {**auto, "draft_kind": "none"}
+            lanes = race({"plain": [plain] * count, "auto": [auto] * count}, prompts, args.seconds)
+            values = {name: lane.rates() for name, lane in lanes.items()}
             name = f"{count} rows, {'unseeded' if seed is None else 'seeded'}"
             found[name] = round(ratio(values, "auto", "plain"), 3)
             print(f"bad: {name}: auto {found[name]} x plain", flush=True)
@@ -286,13 +299,15 @@ def main() -> None:
         "bad": bad,
     }
     parser.add_argument("sections", nargs="*", choices=[*sections, []], help="default: all")
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--seconds", type=float, default=12, help="of every contender; default: %(default)s")
+    parser.add_argument("--repeat", type=int, default=5, help="of prompts and prefixes; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=96, help="of a text; default: %(default)s")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="default: %(default)s")
+    parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS, help="that are fixed; default: %(default)s")
     args = parser.parse_args()
     found: dict[str, Any] = {"machine": cpu_name()}
-    with headlong.load(rows=16) as engine:
-        for name in args.sections or sections:
-            found[name] = sections[name](args) if name == "stall" else sections[name](engine, args)
+    for name in args.sections or sections:
+        found[name] = sections[name](args)
     print(json.dumps(found))
 
 
