@@ -75,13 +75,14 @@ class Tuned:
 
     def rounds(self, kind: str) -> list[Cost]:
         """Only of sizes that were measured."""
-        curve = self.costs.of(kind).verify
-        return [
-            Cost(kind, rows, width, curve.value(rows * width), curve.value(rows * width) / curve.value(rows))
-            for rows in self._batches(kind)
-            for width in widths(self.limits)
-            if curve.knot(rows * width)
-        ]
+        found = []
+        for rows in self._batches(kind):
+            curve = self.costs.of(kind).verify_of(rows)
+            for width in widths(self.limits):
+                if curve.knot(rows * width):
+                    seconds = curve.value(rows * width)
+                    found.append(Cost(kind, rows, width, seconds, seconds / curve.value(rows)))
+        return found
 
     def drafts(self, kind: str) -> list[DraftCost]:
         curves = self.costs.of(kind)
@@ -97,7 +98,7 @@ class Tuned:
         return [self._choice(kind, rows, rate) for rows in self._batches(kind) for rate in ACCEPTANCES]
 
     def _batches(self, kind: str) -> list[int]:
-        return [rows for rows in batches(self.limits.rows) if self.costs.of(kind).verify.knot(rows)]
+        return [rows for rows in batches(self.limits.rows) if self.costs.of(kind).verify_of(rows).knot(rows)]
 
     def _choice(self, kind: str, count: int, rate: float) -> Choice:
         rows = [Steady(rate, self.limits.depth) for _ in range(count)]
@@ -105,8 +106,9 @@ class Tuned:
         DepthController(self.costs, self.limits.depth, self.limits.depths, sizes).plan(rows, kind)
         depths = [row.now for row in rows]  # what is chosen; the plan itself may try something else
         tokens = count + sum(sum(row.reach(HEAD, depth)) for row, depth in zip(rows, depths, strict=True))
-        cost = self.costs.verify(kind, sizes.tokens(depths)) + self.costs.draft(kind, sizes.steps(depths))
-        plain = self.costs.verify(kind, sizes.rows(count)) + self.costs.draft(kind, [])
+        run = sizes.rows(count)
+        cost = self.costs.verify(kind, sizes.tokens(depths), run) + self.costs.draft(kind, sizes.steps(depths))
+        plain = self.costs.verify(kind, run, run) + self.costs.draft(kind, [])
         return Choice(kind, count, rate, sum(depths) / count, (tokens / cost) / (count / plain))
 
     def record(self) -> dict[str, Any]:

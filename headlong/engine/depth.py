@@ -31,6 +31,8 @@ FIRST_CREDIT, CREDIT = 3.0, 1.0  # rounds of it that a new engine starts with, a
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
 FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which the budget is spent on them, and more
 FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
+FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # rounds to one without drafts: after a change; later, for each that is remembered
+FAR = 0.3  # share by which rounds without drafts are so much worse that none is looked at
 SERIES = 8  # most probes in a row
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
@@ -148,7 +150,8 @@ class Scene:
         one, every = curves.first.value(1), curves.first.value(self.run)
         self.slope = 0.0 if self.padded or self.rows == 1 else (every - one) / (self.rows - 1)
         most = self._drafts(sum(map(len, self.reach)), deepest)
-        verify = curves.verify.table(self.size + most)
+        self.verify = curves.verify_of(self.run)
+        verify = self.verify.table(self.size + most)
         self.table = [curves.host + verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
         self.steps = self._steps(curves.further.value(self.run), deepest)
 
@@ -210,7 +213,7 @@ class Scene:
         """
         now = max(row.now for row in self.auto)
         standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
-        least = self.curves.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
+        least = self.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
         host = self.curves.host
         table = [host + least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
         reaches = [
@@ -274,7 +277,7 @@ class DepthController:
         self._clock = self._planned = self._wake = self._young = 0  # rounds
         self._drag = 0.0  # rounds lost by standing still
         self._credit = FIRST_CREDIT  # rounds that may be lost by trying
-        self._wait, self._look = FIRST_WAIT, 0
+        self._wait, self._look, self._anchor = FIRST_WAIT, 0, 0
         self._looked = False  # a size was tried last, not a draft
         self._rest_s = 0.0  # of the last rounds beside verifying, at the machine's usual speed
 
@@ -317,6 +320,7 @@ class DepthController:
                 return standing
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
+        self._anchor = max(self._anchor, self._clock + FIRST_ANCHOR)
         for row, depth in zip(scene.auto, depths, strict=True):
             if depth or row.depth is None:
                 row.probe.rest(self._clock)
@@ -345,6 +349,8 @@ class DepthController:
         turned = self._conclude(scene, cost, parked * self._price(scene, depths, 1, hoped) / BUDGET)
         if any(row.probe.launched for row in scene.auto):
             return None
+        if any(depths) and self._anchor <= self._clock and (plain := self._anchored(scene, depths, cost)):
+            return plain
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         due = [row for row in idle if turned or row.probe.due <= self._clock]
         if self._look <= self._clock and not (due and self._looked):
@@ -366,6 +372,19 @@ class DepthController:
         """Rounds that a probe of so many rows is charged with: what it takes, and the more the less can come of it."""
         takes = scene.more(depths, rows) + scene.waking(depths, rows)
         return takes / scene.cost(depths) * FULL_HOPE / min(max(hoped, WORTH), MOST_HOPE)
+
+    def _anchored(self, scene: Scene, depths: Sequence[int], cost: float) -> list[int] | None:
+        """A round without drafts, if it can be paid: what others cost is judged by it, and a machine that was slow or
+        busy when it was last seen would keep drafts for good."""
+        plain = [0] * len(depths)
+        lost = max(0.0, scene.cost(plain) - scene.gives(plain) / scene.rate)
+        price = lost / cost
+        if price > self._credit or lost > FAR * scene.cost(plain):
+            return None
+        self._credit -= price
+        knot = scene.verify.knot(scene.size)
+        self._anchor = self._clock + max(FIRST_WAIT, int(ANCHOR_WAIT * knot.weight) if knot else 0)
+        return plain
 
     def _conclude(self, scene: Scene, cost: float, longest: float) -> bool:
         """Take the outcome of probes; whether one tells that content has turned for the better."""
@@ -407,10 +426,10 @@ class DepthController:
     def best_of(self, kind: str, rows: int, sizes: Sequence[int], logs: Sequence[float]) -> int:
         """Which of some rounds is clearly better than the first, by the tokens each is run with and the summed logs of
         what its rows give."""
-        curve = self.costs.of(kind).verify
-        if not curve.known:
+        curves = self.costs.of(kind)
+        if not curves.verify.known:
             return max(range(len(sizes)), key=logs.__getitem__)
-        table = curve.table(max(sizes))
+        table = curves.verify_of(self._sizes.rows(rows)).table(max(sizes))
         least, gains = self._rest_s + table[sizes[0]], [exp(gives / rows) for gives in logs]
         rates = [gain / (least + table[size] - table[sizes[0]]) for gain, size in zip(gains, sizes, strict=True)]
         best = rates.index(max(rates))
@@ -421,7 +440,8 @@ class DepthController:
         """Whether a round is better that begins when the text is known: by the tokens it is run with if it does not
         wait and if it does, and the log of what its rows then give more."""
         curves = self.costs.of(kind)
-        soon, late = (self._rest_s + curves.verify.value(size) for size in sizes)
+        verify = curves.verify_of(self._sizes.rows(rows))
+        soon, late = (self._rest_s + verify.value(size) for size in sizes)
         return not curves.wait or exp(logs / rows) * soon > (late + curves.wait) * (1.0 + SHALLOW)
 
     def record(self, kind: str, steps: Sequence[int]) -> None:

@@ -360,8 +360,9 @@ class Loop:
         tokens = self.limits.sizes.tokens([part.window.verify for part in parts])
         steps = self.limits.sizes.steps([part.window.draft for part in parts])
         if not result.cold:
-            woken = tokens == self.limits.sizes.rows(len(parts))  # there were no drafts
-            self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s, woken)
+            rows = self.limits.sizes.rows(len(parts))
+            woken = tokens == rows  # there were no drafts
+            self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s, woken, rows)
         self.controller.record(kind, steps)
         for answer in self._broken:
             self.end(answer, "fault", "the constraint could not be followed")

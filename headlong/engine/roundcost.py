@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 KINDS = ("plain", "sampled")
-NOWHERE = ("", 0)
+NOWHERE = ("", 0, 0)
 TILE = 16  # kernels cost a step more past a whole number of tiles, so knots stand on both sides of its edge
 FIRST = 8  # rounds after which a size may tell the machine's speed
 STRETCH = 3.0  # what those count as
@@ -208,7 +208,8 @@ class KindCosts:
 
     def __init__(self, base: "KindCosts | None" = None) -> None:
         self._base = base
-        self.verify = Curve(self._verify_prior)
+        self.verify = Curve(self._verify_prior)  # of any rows
+        self.by_rows: dict[int, Curve] = {}  # the same of some rows, by their class: more rows cost more than few
         self.first = Curve(self._first_prior)  # a first step may cost more: it takes the round's true pairs too
         self.further = Curve(lambda rows: self.first.value(rows))
         self.waking = Curve(lambda rows: self.first.value(rows))  # a first step after rest takes all pairs since then
@@ -225,6 +226,13 @@ class KindCosts:
         if self._base and self._base.first.known:
             return self._base.first.value(rows)
         return STEP * self.verify.value(1) * (1.0 + STEP_SLOPE * (rows - 1))
+
+    def verify_of(self, rows: int) -> Curve:
+        """What is known of so many rows; where nothing is, of any."""
+        rows_class = (rows - 1).bit_length()
+        if rows_class not in self.by_rows:
+            self.by_rows[rows_class] = Curve(lambda size: self.verify.value(size))
+        return self.by_rows[rows_class]
 
     @property
     def curves(self) -> dict[str, Curve]:
@@ -243,14 +251,16 @@ class KindCosts:
 
     def fade(self, sizes: range, factor: float) -> None:
         """Trust these windows' costs less, and all draft steps'."""
-        self.verify.fade(sizes, factor)
+        for curve in (self.verify, *self.by_rows.values()):
+            curve.fade(sizes, factor)
         for curve in (self.first, self.further, self.waking):
             curve.fade(range(1, sizes.stop), factor)
 
-    def record_verify(self, tokens: int, seconds: float) -> None:
+    def record_verify(self, tokens: int, rows: int, seconds: float) -> None:
         if not self.verify.known and not (self._base and self._base.verify.known):
             self.verify.begin(tokens, seconds)
         self.verify.observe(tokens, seconds)
+        self.verify_of(rows).observe(tokens, seconds)
 
     def record_draft(self, steps: Sequence[int], seconds: float, woken: bool) -> None:
         """The error of the whole goes to all its steps alike. `woken`: none of the rows drafted the round before."""
@@ -288,7 +298,7 @@ class RoundCosts:
         self._kinds = {"plain": plain, "sampled": KindCosts(plain)}
         # Of rounds of well-known sizes: which, and the log of their seconds over the shape's. Some of the usual speed
         # stand before the first, so that a spike is no speed.
-        self._errors: deque[tuple[tuple[str, int], float]] = deque([(NOWHERE, 0.0)] * SPEED_ROUNDS, STEADY_ROUNDS)
+        self._errors: deque[tuple[tuple[str, int, int], float]] = deque([(NOWHERE, 0.0)] * SPEED_ROUNDS, STEADY_ROUNDS)
         self._speed = 1.0  # seconds now over those of the shape
 
     def of(self, kind: str) -> KindCosts:
@@ -298,30 +308,34 @@ class RoundCosts:
             return costs
         return next((other for other in self._kinds.values() if other.verify.known), costs)
 
-    def verify(self, kind: str, tokens: int) -> float:
-        return self._speed * self.of(kind).verify.value(tokens)
+    def verify(self, kind: str, tokens: int, rows: int = 0) -> float:
+        """Seconds now; of any rows, if none are named."""
+        curves = self.of(kind)
+        return self._speed * (curves.verify_of(rows) if rows else curves.verify).value(tokens)
 
     def draft(self, kind: str, steps: Sequence[int]) -> float:
         return self._speed * self.of(kind).draft(steps)
 
     def record(
-        self, kind: str, tokens: int, verify_s: float, steps: Sequence[int], draft_s: float, woken: bool = False
-    ) -> None:
+        self, kind: str, tokens: int, verify_s: float, steps: Sequence[int], draft_s: float, woken: bool = False,
+        rows: int = 1,
+    ) -> None:  # fmt: skip
         """`steps`: rows drafting at the first step, at the second, and so on; empty when nobody drafts. `woken`: none
         of them drafted the round before."""
         if verify_s <= 0.0 or tokens < 1:
             return
         costs = self._kinds[kind]
-        knot = costs.verify.knot(tokens)
+        curve = costs.verify_of(rows)
+        knot = curve.knot(tokens)
         if knot is None or not knot.settled:
-            costs.record_verify(tokens, verify_s / self._speed)
+            costs.record_verify(tokens, rows, verify_s / self._speed)
         else:
-            place = (kind, costs.verify.place(tokens))
-            error = math.log(verify_s / costs.verify.value(tokens))
+            place = (kind, (rows - 1).bit_length(), curve.place(tokens))
+            error = math.log(verify_s / curve.value(tokens))
             # Rounds of a size say nothing of that size's shape unless others stand beside them.
             others = [other for where, other in list(self._errors)[-SPEED_ROUNDS:] if where not in (place, NOWHERE)]
             if 2 * len(others) > SPEED_ROUNDS:
-                costs.record_verify(tokens, verify_s / math.exp(median(others)))
+                costs.record_verify(tokens, rows, verify_s / math.exp(median(others)))
             knot.touch()
             self._errors.append((place, error))
             self._speed = self._measured()
@@ -346,6 +360,7 @@ class RoundCosts:
         kinds: dict[str, Any] = {}
         for kind, costs in self._kinds.items():
             kinds[kind] = {name: curve.to_json() for name, curve in costs.curves.items()} | {"idle": costs.idle}
+            kinds[kind]["rows"] = {str(rows): curve.to_json() for rows, curve in sorted(costs.by_rows.items())}
         return {"version": VERSION, "kinds": kinds}
 
     @classmethod
@@ -356,5 +371,7 @@ class RoundCosts:
             for kind, curves in data["kinds"].items():
                 for name, curve in costs._kinds[kind].curves.items():
                     curve.load(curves[name])
+                for rows_class, curve in curves["rows"].items():
+                    costs._kinds[kind].verify_of(2 ** int(rows_class)).load(curve)
                 costs._kinds[kind].idle = float(curves["idle"])
         return costs

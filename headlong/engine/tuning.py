@@ -28,6 +28,7 @@ VISIT_S = 0.05  # of rounds of one size, in one pass; a round at least
 MOST_ROUNDS = 5  # of one visit
 PROMPT = 16  # tokens before the first round: few, for every row is prefilled twice in a pass
 POSITIONS = 512  # a row's cache: its prompt, and windows of which some are kept
+MOST_CLASSES = 16  # of rows, each of twice as many as the one before
 WEIGHT = 64  # times each median is fed: more than a curve remembers, so that nothing is left of its prior
 
 
@@ -153,7 +154,7 @@ class Tuning:
         for kind in KINDS:
             medians = self._medians(kind)
             first = min(medians, key=lambda size: size.tokens)
-            costs.record(kind, first.tokens, medians[first][0], [], 0.0)
+            costs.record(kind, first.tokens, medians[first][0], [], 0.0, rows=first.rows)
             # To the curves themselves: `record` would take what they still lack for the machine's speed of the moment.
             for _ in range(WEIGHT):
                 self._feed(costs.of(kind), medians)
@@ -172,6 +173,7 @@ class Tuning:
     def _feed(self, curves: KindCosts, medians: Mapping[Size, tuple[float, float]]) -> None:
         for size, (verify_s, draft_s) in medians.items():
             curves.verify.observe(size.tokens, verify_s)
+            curves.verify_of(size.rows).observe(size.tokens, verify_s)
             steps = [size.rows] * (size.width - 1) if self.backend.limits.drafter != "none" else []
             # Only rounds with a single step tell it from further ones, so they count as much as the others together.
             for _ in range(3 if len(steps) == 1 else 1):
@@ -243,7 +245,11 @@ def _refuse_unsound(kinds: Mapping[str, Any]) -> None:
         curves = dict(kinds[kind])
         if not 0 <= float(curves.pop("idle")) < math.inf:
             raise ValueError(f"the idle seconds of {kind} rounds")
-        for place, (seconds, weight) in (item for curve in curves.values() for item in curve.items()):
+        of_rows = dict(curves.pop("rows"))
+        if not all(0 <= int(rows) < MOST_CLASSES for rows in of_rows):
+            raise ValueError(f"the classes of rows of {kind} rounds")
+        every = [*curves.values(), *of_rows.values()]
+        for place, (seconds, weight) in (item for curve in every for item in curve.items()):
             if int(place) < 1 or not 0 < float(seconds) < math.inf or not 0 <= float(weight) < math.inf:
                 raise ValueError(f"the seconds at {place} of {kind} rounds")
 

@@ -38,7 +38,8 @@ def h200(tokens, rows):
     return H200[rows][next(place for place, width in enumerate(WIDTHS) if tokens <= rows * width)] / 1e3
 
 
-WAKING = {"cpu": (0.8, 0.003)}  # ms that drafting takes longer after a round without, and for each pair set aside
+WAKING = {"cpu": (0.8, 0.003)}  # ms that drafting takes longer after long rest, and for each pair set aside
+LONG_REST = 8  # rounds
 
 MACHINES = {
     "cpu": (cpu, lambda rows: (0.5 + 0.3 * (rows - 1) / 7) / 1e3),
@@ -75,9 +76,9 @@ class Simulation:
         draft = self.controller.plan(self.rows, "plain")
         size, steps = self.sizes.tokens(verify), self.sizes.steps(draft)
         verify_s, draft_s = self._seconds(size, steps)
-        woken = not any(verify)
+        woken, rows = not any(verify), self.sizes.rows(len(self.rows))
         draft_s += self._wake(draft) if woken else 0.0
-        self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s), woken)
+        self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s), woken, rows)
         for row, chance, count in zip(self.rows, self.chances, verify, strict=True):
             kept = 0
             while kept < count and self.random.random() < chance:
@@ -96,7 +97,7 @@ class Simulation:
         once, each = self.waking
         taken = sum(pairs for pairs, drafts in zip(self.late, draft, strict=True) if drafts)
         self.late = [0 if drafts else pairs + 1 for pairs, drafts in zip(self.late, draft, strict=True)]
-        return (once + each * taken) / 1e3 if any(draft) else 0.0
+        return (once * min(1.0, taken / LONG_REST) + each * taken) / 1e3 if any(draft) else 0.0
 
     def _noisy(self, seconds):
         spike = self.random.uniform(2, 10) if self.random.random() < 0.015 else 1.0

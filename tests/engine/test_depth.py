@@ -39,7 +39,7 @@ def test_it_finds_the_best_depth(machine, rows):
 @pytest.mark.parametrize("rows", [2, 8])
 def test_rows_of_different_luck_have_different_depths(rows):
     shares = []
-    for seed in range(4):
+    for seed in range(12):
         simulation = Simulation("cpu", [0.95, 0.1] * (rows // 2), seed)
         simulation.run(500)
         best = max(simulation.planned([*pair] * (rows // 2)) for pair in product(range(9), repeat=2))

@@ -147,7 +147,7 @@ def costing(windows, slope):
     """On a machine on which each further token of a round takes this share of the first."""
     for size in (1, 2, 3, 4, 5):
         for _ in range(40):
-            windows.controller.costs.of("plain").record_verify(size, 1.0 + slope * (size - 1))
+            windows.controller.costs.of("plain").record_verify(size, 1, 1.0 + slope * (size - 1))
     return windows
 
 
