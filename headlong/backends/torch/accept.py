@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.chain import Chain, Rule, Seen
+from headlong.backends.torch.chain import Chain, Needs, Rule, Seen
 from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.kernels import noise
-from headlong.backends.torch.kernels.pick import best
+from headlong.backends.torch.kernels.pick import best, best_allowed
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout, Part
+
+ONLY_MASKED = Needs(masked=True)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ def accept(trial: Trial, chain: Chain) -> Verdict:
     layout = trial.layout
     chosen = best(trial.logits)  # of every row: beside any step of the chain it costs nothing
     coupled = chain.under(Rule.COUPLED, layout.rows)
+    if library(trial.logits):
+        coupled = _choose_allowed(trial, coupled, chain, chosen)
     if coupled:
         part = layout.part(coupled)
         chosen[part.flat] = part.layout.unpad(_choose(_score(trial, part, chain), chain))
@@ -61,6 +65,17 @@ def accept(trial: Trial, chain: Chain) -> Verdict:
         verdict.tokens[part.flat] = part.layout.unpad(_tokens(scored.window, accepted, following))
         verdict.kept[part.which] = accepted + 1
     return verdict
+
+
+def _choose_allowed(trial: Trial, places: tuple[int, ...], chain: Chain, chosen: Tensor) -> tuple[int, ...]:
+    """Choose for those of some places whose rows ask for nothing but a constraint; the other places."""
+    rows, widths = trial.layout.rows, trial.layout.widths
+    bound = [place for place in places if chain.needs[rows[place]] == ONLY_MASKED]
+    for place in bound:
+        first = sum(widths[:place])
+        mine = slice(first, first + widths[place])
+        chosen[mine] = best_allowed(trial.logits[mine], trial.masks[rows[place]])
+    return tuple(place for place in places if place not in bound)
 
 
 def _score(trial: Trial, part: Part, chain: Chain) -> Scored:

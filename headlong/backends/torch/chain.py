@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, sampler
 from headlong.backends.torch.kernels import noise
-from headlong.backends.torch.kernels.pick import best
+from headlong.backends.torch.kernels.pick import best, bits
 from headlong.backends.torch.kernels.truncate import Cuts, truncate
 from headlong.backends.torch.ragged import Layout
 from headlong.engine.request import Sampling, Start
@@ -181,15 +181,10 @@ class Chain:
             silent = self.quiet[rows, None] & (positions < self.quiet_until[rows, None])[..., None]
             scores = scores.masked_fill(silent, -torch.inf)
         if seen.masks is not None:
-            scores = scores.masked_fill(~self._bits(seen.masks), -torch.inf)
+            scores = scores.masked_fill(~bits(seen.masks, self.vocab), -torch.inf)
         if needs.noise:
             scores = scores / self.temperature[rows, None, None]
         return scores
-
-    def _bits(self, masks: Tensor) -> Tensor:
-        """[..., ceil(V / 32)] -> [..., V]."""
-        places = torch.arange(32, dtype=masks.dtype, device=self.device)
-        return ((masks[..., None] >> places) & 1).bool().flatten(-2)[..., : self.vocab]
 
     def _penalise(self, scores: Tensor, rows: Tensor, seen: Seen) -> Tensor:
         assert self.counts is not None

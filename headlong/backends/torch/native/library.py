@@ -41,6 +41,7 @@ SIGNATURES = {
     "embed": "pplpll",
     "last_kept": "ppppll",
     "best": "ppll",
+    "best_allowed": "ppplll",
     "accept_coupled": "pppppl",
     "set_aside": "pppppppppplll",
     "gumbel": "pppplll",

@@ -100,6 +100,28 @@ static void best_rows(const void *job, long first, long last) {
 void best(const Best *a) { share(best_rows, a, a->n, 1); }
 
 typedef struct {
+    int64_t *y;
+    const float *x;
+    const uint32_t *bits;  /* [N, words]: a bit for each place that may be taken */
+    long n, size, words;
+} BestAllowed;
+
+/* The same among some places of each row; the first place of all where none may be. */
+void best_allowed(const BestAllowed *a) {
+    for (long row = 0; row < a->n; row++) {
+        const float *x = a->x + row * a->size;
+        long best = 0;
+        float value = -INFINITY;
+        for (long word = 0; word < a->words; word++)
+            for (uint32_t left = a->bits[row * a->words + word]; left; left &= left - 1) {
+                long i = word * 32 + __builtin_ctz(left);
+                if (i < a->size && x[i] > value) value = x[i], best = i;
+            }
+        a->y[row] = best;
+    }
+}
+
+typedef struct {
     int64_t *tokens, *kept;  /* [N], [B] */
     const int64_t *chosen, *window, *offsets;
     long batch;
