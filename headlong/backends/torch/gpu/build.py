@@ -73,14 +73,16 @@ class Builders:
     def build(self, kernel: Any) -> None:
         """Of one that is compiled, or being compiled."""
         if id(kernel) not in self.under_way:
-            self.under_way[id(kernel)] = self.threads.submit(self._make_ready, kernel)
+            # What is being compiled is taken from the compiler: only one thread may ask a FutureKernel for it.
+            coming = kernel.future if isinstance(kernel, triton.FutureKernel) else None
+            self.under_way[id(kernel)] = self.threads.submit(self._make_ready, kernel, coming)
 
     def wait(self) -> None:
         for built in self.under_way.values():
             built.result()
 
-    def _make_ready(self, kernel: Any) -> None:
-        compiled = kernel.result() if isinstance(kernel, triton.FutureKernel) else kernel
+    def _make_ready(self, kernel: Any, coming: "Future[Any] | None") -> None:
+        compiled = coming.result() if coming else kernel
         with torch.cuda.device(self.device):
             compiled.run  # noqa: B018  when first asked for it Triton builds what launches a kernel, and loads both
 

@@ -1,6 +1,7 @@
 """A rehearsal builds what would be launched, runs none of it, and lets everything else run on zeros."""
 
 import threading
+from inspect import signature
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ triton = pytest.importorskip("triton")
 from triton.runtime._async_compile import active_mode  # noqa: E402
 
 from headlong.backends.torch.gpu.build import Kernel, rehearsal, run_built  # noqa: E402
+
+FUTURE_ARGUMENTS = len(signature(triton.FutureKernel).parameters)  # the last is the future
 
 
 class Script:
@@ -44,6 +47,16 @@ def test_launches_are_builds_in_a_rehearsal_and_launches_again_after_it():
     assert [given for _, given, _ in script.launched] == [("before",), ("after",)]
 
 
+def test_what_is_being_compiled_is_made_ready_when_it_is():
+    script = Script()
+    with rehearsal():
+        mode = active_mode.get()
+        coming = triton.FutureKernel(*[lambda _: None] * (FUTURE_ARGUMENTS - 1), mode.executor.submit(lambda: script))
+        script.warmup = lambda grid: coming
+        Kernel(script)[(1,)]()
+    assert script.ready == 1
+
+
 def test_a_kernel_that_cannot_be_loaded_breaks_the_rehearsal():
     class Broken(Script):
         @property
@@ -76,7 +89,7 @@ class Jitted(Script):
         def launch():
             builder = active_mode.get()
             if builder and not self.there:
-                builder.submit("key", lambda: None, lambda _: None)
+                builder.executor.submit(lambda: None)
             self.there = True
             self.launched.append(grid)
 
