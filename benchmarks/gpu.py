@@ -476,6 +476,7 @@ def identity(model: Model, args: argparse.Namespace) -> Found:
     for rows, shift, depth, fresh in order:
         checking.check(rows, shift, fresh, depth)
         done += 1
+        say(f"{model.name}: run {done} of {len(order)}: {len(checking.different)} of {checking.compared} texts differ")
         if time.perf_counter() - started > args.identity_seconds:
             break
     for line in checking.different[:10]:

@@ -22,6 +22,7 @@ REST = 4  # rounds from one consideration to the next later; more where more row
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
 SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
+FAIR = 0.06  # gain for which any are made beside rows that have none
 UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pay: such sizes are seldom seen
 PARKED = 0.05  # gain for which some rows rest while others draft
 ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
@@ -138,6 +139,7 @@ class Scene:
         fixed = [row.reach(HEAD, row.now) for row in rows if row.asked]
         self.fixed_deepest = max(map(len, fixed), default=0)
         self.rows = len(rows)
+        self.bystanders = any(row.asked == 0 for row in rows)  # who only lose by others' drafts
         self.padded, self.run = sizes.padded, sizes.rows(len(rows))
         self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
         self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
@@ -187,7 +189,8 @@ class Scene:
             ]
             rate, some = self._share(shares, depth, table)
             fell = 0 if rate > best[0] else fell + 1
-            if rate > best[0] * (1.0 + SHALLOW):
+            first = not any(best[1])
+            if rate > best[0] * (1.0 + (FAIR if first and self.bystanders else SHALLOW)):
                 best = rate, [min(depth, len(give) - 1) if row in some else 0 for row, give in enumerate(gives)]
             if fell > 1:
                 break
@@ -349,7 +352,9 @@ class DepthController:
         turned = self._conclude(scene, cost, parked * self._price(scene, depths, 1, hoped) / BUDGET)
         if any(row.probe.launched for row in scene.auto):
             return None
-        if any(depths) and self._anchor <= self._clock and (plain := self._anchored(scene, depths, cost)):
+        # Where rounds are captured their costs hardly change, and every new shape is dear.
+        looks = any(depths) and not scene.padded and self._anchor <= self._clock
+        if looks and (plain := self._anchored(scene, depths, cost)):
             return plain
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         due = [row for row in idle if turned or row.probe.due <= self._clock]
