@@ -19,6 +19,7 @@ HEAD = "mtp"
 # When depths change
 YOUNG = 32  # rounds after a change of rows in which depths are considered every round; fewer with more rows
 REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
+CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
 SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
@@ -38,6 +39,11 @@ SERIES = 8  # most probes in a row
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
 FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WAIT rounds
+
+
+def other_crowd(now: int, before: int) -> bool:
+    """Whether so many rows came or went that drafts cost something else: more than some of many."""
+    return CROWD * abs(now - before) > before
 
 
 class Probe:
@@ -292,8 +298,8 @@ class DepthController:
         self._clock += 1
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
         auto = [row for row in rows if row.asked is None]
-        changed = REST * abs(len(rows) - len(self._rows)) > len(self._rows)  # by more than some of many
-        rests = self._clock < self._wake and not changed and self._welcome(auto)
+        same_crowd = not other_crowd(len(rows), len(self._rows))
+        rests = self._clock < self._wake and same_crowd and self._welcome(auto)
         if not any(row.cap > 0 for row in auto):
             rests, self._planned = True, self._clock  # nothing is saved up while nobody could try
         if rests:

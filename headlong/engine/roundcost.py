@@ -40,6 +40,11 @@ def knots_to(most: int) -> list[int]:
     return places
 
 
+def class_of(rows: int) -> int:
+    """Rows that cost alike: 1, 2, 3 or 4, 5 to 8, and so on."""
+    return (rows - 1).bit_length()
+
+
 def median(values: Sequence[float]) -> float:
     """The lower one."""
     return sorted(values)[(len(values) - 1) // 2]
@@ -229,10 +234,10 @@ class KindCosts:
 
     def verify_of(self, rows: int) -> Curve:
         """What is known of so many rows; where nothing is, of any."""
-        rows_class = (rows - 1).bit_length()
-        if rows_class not in self.by_rows:
-            self.by_rows[rows_class] = Curve(lambda size: self.verify.value(size))
-        return self.by_rows[rows_class]
+        which = class_of(rows)
+        if which not in self.by_rows:
+            self.by_rows[which] = Curve(lambda size: self.verify.value(size))
+        return self.by_rows[which]
 
     @property
     def curves(self) -> dict[str, Curve]:
@@ -330,7 +335,7 @@ class RoundCosts:
         if knot is None or not knot.settled:
             costs.record_verify(tokens, rows, verify_s / self._speed)
         else:
-            place = (kind, (rows - 1).bit_length(), curve.place(tokens))
+            place = (kind, class_of(rows), curve.place(tokens))
             error = math.log(verify_s / curve.value(tokens))
             # Rounds of a size say nothing of that size's shape unless others stand beside them.
             others = [other for where, other in list(self._errors)[-SPEED_ROUNDS:] if where not in (place, NOWHERE)]
@@ -371,7 +376,7 @@ class RoundCosts:
             for kind, curves in data["kinds"].items():
                 for name, curve in costs._kinds[kind].curves.items():
                     curve.load(curves[name])
-                for rows_class, curve in curves["rows"].items():
-                    costs._kinds[kind].verify_of(2 ** int(rows_class)).load(curve)
+                for which, curve in curves["rows"].items():
+                    costs._kinds[kind].verify_of(2 ** int(which)).load(curve)
                 costs._kinds[kind].idle = float(curves["idle"])
         return costs

@@ -7,7 +7,7 @@ from math import log1p
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from headlong.engine.depth import DepthController, RowDepth
+from headlong.engine.depth import DepthController, RowDepth, other_crowd
 from headlong.engine.proposals import Proposer
 from headlong.engine.request import Kept, Limits
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 HEAD = "mtp"
 GRAMMAR = "grammar"
 NGRAM = "ngram"
-REST = 4  # one row in so many is a change of rows
 MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
+LONG = ", long match"  # added to a proposer's name: what it proposes then is judged apart
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
 
@@ -84,7 +84,7 @@ class Drafting:
         for proposer in self.proposers:
             long = proposer.match >= LONG_MATCH
             if long or proposer.name != NGRAM or not self.uses_head:  # where a short match and the head differ, it errs
-                source = f"{proposer.name}, long match" if long else proposer.name
+                source = proposer.name + (LONG if long else "")
                 offers.append(self._given(proposer.name, source, proposer.propose(2 * most), most))
         return offers
 
@@ -107,7 +107,7 @@ class Drafting:
         """What the head's drafts alone are expected to give less than others that stand ready, in the log of tokens."""
         if not any(proposer.match >= LONG_MATCH for proposer in self.proposers):
             return 0.0
-        others, head = self.depth.reach(f"{NGRAM}, long match", most), self.depth.reach(HEAD, self.depth.now)
+        others, head = self.depth.reach(NGRAM + LONG, most), self.depth.reach(HEAD, self.depth.now)
         return max(0.0, log1p(sum(others)) - log1p(sum(head)))
 
     def reach(self, offer: Offer) -> list[float]:
@@ -175,7 +175,7 @@ class Windows:
         return min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.reach - 1)
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
-        if REST * abs(len(offered) - self._rows) > self._rows:  # as many more or fewer change what drafts cost
+        if other_crowd(len(offered), self._rows):
             self._refused = self._unasked = 0
         self._rows, self._unasked = len(offered), max(0, self._unasked - 1)
         offered = self._worthwhile(offered, kind)

@@ -11,7 +11,7 @@ from headlong.backends.torch.accept import Trial, accept
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.native.library import references_only
 from headlong.backends.torch.ragged import Layout
-from headlong.engine.request import Sampling
+from headlong.engine.request import Sampling, Start
 from tests.backends.torch.driver import PLAIN, Driver, Job, Mixture, fixed, whole
 
 CPU = torch.device("cpu")
@@ -72,6 +72,30 @@ def test_greedy_acceptance_row_by_row(kernels):
         verdict = accept(trial, Chain(40, vocab, CPU))
     found = zip(verdict.tokens.split(widths), verdict.kept.tolist(), strict=True)
     assert [tokens[:kept].tolist() for tokens, kept in found] == wanted
+
+
+def test_constrained_rows_take_what_the_whole_chain_would_give_them():
+    """Greedy ones by themselves, and others beside them, in windows of every width."""
+    coin, vocab, kinds = random.Random(1), 70, ("free", "bound", "bound and seeded", "seeded")
+    widths = tuple(coin.randint(1, 9) for _ in range(40))
+    layout, chain = Layout.of(tuple(range(40)), widths, CPU), Chain(40, vocab, CPU)
+    noise = torch.Generator().manual_seed(1)
+    logits = torch.randn(layout.tokens, vocab, generator=noise)
+    masks = {}
+    for row, width in enumerate(widths):
+        kind = kinds[row % len(kinds)]
+        sampling = Sampling(temperature=0.8, seed=row) if "seeded" in kind else Sampling()
+        chain.start(Start(row, (1, 2), sampling, seed=row, masked="bound" in kind))
+        if "bound" in kind:
+            masks[row] = torch.randint(-(2**31), 2**31, (width, 3), generator=noise).int()
+    window = torch.randint(0, vocab, (layout.tokens,), generator=noise)
+    trial = Trial(layout, torch.full((40,), 5), window, logits, None, masks)
+    with references_only():
+        wanted = accept(trial, chain)
+    found = accept(trial, chain)
+    assert found.kept.tolist() == wanted.kept.tolist()
+    for mine, theirs, kept in zip(found.tokens.split(widths), wanted.tokens.split(widths), wanted.kept, strict=True):
+        assert mine[:kept].tolist() == theirs[:kept].tolist()
 
 
 # --- what a round costs ------------------------------------------------------------------------------------------
