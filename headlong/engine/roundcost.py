@@ -1,4 +1,4 @@
-"""What rounds cost in seconds: learnt while they run, by tokens verified and by rows that draft."""
+"""What rounds cost in seconds: learnt while they run, by rows and tokens verified, and by rows that draft."""
 
 import math
 from collections import deque
