@@ -96,23 +96,31 @@ class Int8Weight:
     def __init__(self, lib: Kernels, rows: int, matrices: Iterable[Tensor]) -> None:
         """Of matrices that share their input, stacked: so many rows in all."""
         self.lib, self.out_features = lib, rows
-        self.scales = torch.empty(rows, dtype=torch.float32)
+        bands = -(-rows // lib.band_rows)
+        self.scales = torch.zeros(bands, lib.band_rows, dtype=torch.float32)
         done = 0
         for matrix in matrices:
-            size = matrix.shape[1]
             if not done:
-                self.in_features = -(-size // 64) * 64
-                self.codes = huge.empty((rows, self.in_features), torch.uint8).fill_(128)  # 128 stands for 0
+                self.in_features = -(-matrix.shape[1] // 64) * 64
+                self.packed = huge.empty((bands, self.in_features // 4, lib.band_rows), torch.int32)
+                self.packed.view(torch.uint8).fill_(128)  # stands for 0
             for part in matrix.split(256):  # or the largest matrix of a model would be in memory twice
-                codes, scales = self.codes[done : done + len(part)], self.scales[done : done + len(part)]
-                torch.div(part.abs().amax(1).float(), 127, out=scales).clamp_(min=1e-30)
-                codes[:, :size] = (part.float() / scales[:, None]).round_().add_(128)
+                self._pack(part, torch.arange(done, done + len(part)))
                 done += len(part)
+
+    def _pack(self, part: Tensor, rows: Tensor) -> None:
+        """Four codes of a row are a word; the words of a band's rows stand side by side."""
+        scales = (part.abs().amax(1).float() / 127).clamp_(min=1e-30)
+        codes = torch.full((len(part), self.in_features), 128, dtype=torch.uint8)
+        codes[:, : part.shape[1]] = (part.float() / scales[:, None]).round_().add_(128)
+        band, place = rows // self.lib.band_rows, rows % self.lib.band_rows
+        self.packed[band, :, place] = codes.view(torch.int32)
+        self.scales[band, place] = scales
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [N, in] -> [N, out], float32."""
         x, (rows, size) = x.contiguous(), x.shape
         y = x.new_empty(rows, self.out_features)
-        pointers = (t.data_ptr() for t in (y, x, self.codes, self.scales))
+        pointers = (t.data_ptr() for t in (y, x, self.packed, self.scales))
         self.lib.linear_int8(*pointers, rows, size, self.in_features, self.out_features)
         return y

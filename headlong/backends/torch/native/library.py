@@ -82,6 +82,7 @@ class Kernels(SimpleNamespace):
             getattr(loaded, name).restype = None
         super().__init__(**{name: Kernel(getattr(loaded, name), letters) for name, letters in SIGNATURES.items()})
         self.use_threads = loaded.use_threads
+        self.band_rows = ctypes.c_long.in_dll(loaded, "band_rows").value
 
 
 @contextlib.contextmanager

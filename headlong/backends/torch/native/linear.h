@@ -9,10 +9,10 @@
 
 static inline long whole(long size, long block) { return (size + block - 1) / block * block; }
 
-/* Share tiles of weight rows of so many bytes each. */
-static void share_rows(Work work, const void *job, long out, long bytes) {
-    long tiles = (out + TILE - 1) / TILE, most = CHUNK_BYTES / (TILE * bytes), even = tiles / CHUNKS;
-    share(work, job, tiles, even < most ? even : most);
+/* Share blocks of weight rows of so many bytes each. */
+static void share_blocks(Work work, const void *job, long blocks, long bytes) {
+    long most = CHUNK_BYTES / bytes, even = blocks / CHUNKS;
+    share(work, job, blocks, even < most ? even : most);
 }
 
 /* ---- float32 and bfloat16 -------------------------------------------------------------------------------------- */
@@ -258,94 +258,118 @@ void linear(const Linear *a) {
     }
     float *made = a->half || padded > a->in ? ready(a->x, a->tokens, a->in, padded, a->half) : NULL;
     Product job = {a->y, made ? made : a->x, a->weight, a->tokens, a->in, a->out, padded};
-    share_rows(a->half ? linear_half : linear_wide, &job, a->out, bytes);
+    share_blocks(a->half ? linear_half : linear_wide, &job, (a->out + TILE - 1) / TILE, TILE * bytes);
     free(made);
 }
 
 /* ---- 8 bits ---------------------------------------------------------------------------------------------------- */
 
 /* Weights are codes 1 .. 255 around 128 with a scale for each row, tokens codes -127 .. 127 with a scale for each
- * block. Sums inside a block are whole numbers, so they are the same on every machine. */
-#define BYTES 64
-#define AHEAD (4 * TILE)  /* rows fetched before their turn */
+ * group of them. Sums inside a group are whole numbers, so they are the same on every machine.
+ *
+ * Weights are packed: rows stand side by side in the lanes of a vector, four codes of each, and vectors of STACK such
+ * squares follow each other, so that no sum has to be taken apart. */
+#if defined(__AVX512F__)
+#define STACK 3  /* vectors of weight rows that share a pass with TILE tokens: their sums fill the registers */
+#else
+#define STACK 1
+#endif
+#define BAND (STACK * LANES)  /* weight rows */
+#define FOURS 16  /* words of four codes in a group */
+#define AHEAD 4096  /* bytes that are fetched before their turn */
 
-typedef struct {
-    bytes codes;
-    ints start;  /* what a sum over the block begins with: it takes the 128 off every weight */
-    float scale;
-} Block;
-
-typedef struct {
-    float *y;
-    const Block *x;  /* [tokens, in / BYTES] */
-    const uint8_t *weight;
-    const float *scales;
-    long tokens, in, out;
-} ByteProduct;
-
-static void encode(Block *to, const float *x, int left) {
-    float padded[BYTES] = {0}, most = 0.0f;
-    memcpy(padded, x, sizeof(float) * (left < BYTES ? left : BYTES));
-    for (int i = 0; i < BYTES; i++) most = fmaxf(most, fabsf(padded[i]));
-    float by = most > 0.0f ? 127.0f / most : 0.0f;
-    int8_t codes[BYTES];
-    for (int i = 0; i < BYTES; i++) codes[i] = (int8_t)(int)(padded[i] * by + (padded[i] < 0.0f ? -0.5f : 0.5f));
-    memcpy(&to->codes, codes, sizeof codes);
-    for (int i = 0; i < LANES; i++)
-        to->start[i] = -128 * (codes[4 * i] + codes[4 * i + 1] + codes[4 * i + 2] + codes[4 * i + 3]);
-    to->scale = most / 127.0f;
-}
-
-/* `tokens` is a constant wherever this is called, so that every count has loops of its own. */
-static inline __attribute__((always_inline)) void multiply_bytes(const ByteProduct *p, long n, long m, const int tokens) {
-    long blocks = p->in / BYTES, some = p->out - n < TILE ? p->out - n : TILE;
-    const uint8_t *w = p->weight + n * p->in;
-    floats sum[TILE][TILE] = {0};
-    for (long k = 0; k < blocks; k++)
-        for (int i = 0; i < TILE; i++) {
-            const uint8_t *from = w + (i < some ? i : 0) * p->in + k * BYTES;
-            __builtin_prefetch(from + AHEAD * p->in, 0, 2);
-            bytes codes;
-            memcpy(&codes, from, sizeof codes);
-            for (int j = 0; j < tokens; j++) {
-                const Block *x = p->x + (m + j) * blocks + k;
-                sum[j][i] += __builtin_convertvector(add_products(x->start, codes, x->codes), floats) * x->scale;
-            }
-        }
-    for (int j = 0; j < tokens; j++) {
-        four sums = add_lanes4(sum[j]);
-        for (long i = 0; i < some; i++) p->y[(m + j) * p->out + n + i] = sums[i] * p->scales[n + i];
-    }
-}
-
-/* Tiles first .. last - 1 of the weight's rows. */
-static void linear_bytes(const void *job, long first, long last) {
-    const ByteProduct *p = job;
-    for (long n = first * TILE; n < last * TILE; n += TILE)
-        for (long m = 0; m < p->tokens; m += TILE) {
-            long count = p->tokens - m;
-            if (count == 1) multiply_bytes(p, n, m, 1);
-            else if (count == 2) multiply_bytes(p, n, m, 2);
-            else if (count == 3) multiply_bytes(p, n, m, 3);
-            else multiply_bytes(p, n, m, 4);
-        }
-}
+const long band_rows = BAND;
 
 typedef struct {
     float *y;
     const float *x;
-    const uint8_t *weight;
-    const float *scales;
-    long tokens, size, in, out;  /* x has `size` columns, the weight `in`, a multiple of BYTES */
+    const void *packed;   /* [bands, in / 4, BAND, 4] */
+    const float *scales;  /* [bands, BAND] */
+    long tokens, size, in, out;  /* x has `size` columns, the weight `in`, whole groups */
 } LinearInt8;
 
+typedef struct {
+    const LinearInt8 *of;
+    int32_t *codes;   /* [tokens, in / 4] */
+    int32_t *starts;  /* [tokens, groups]: what a sum over the group begins with, which takes the 128 off every weight */
+    float *scales;    /* [tokens, groups] */
+} ByteProduct;
+
+/* A group of one token. */
+static void encode(const float *x, long left, int32_t *codes, int32_t *start, float *scale) {
+    floats parts[4], most = {0};
+    for (int i = 0; i < 4; i++) {
+        parts[i] = load_some(x + i * LANES, left - i * LANES);
+        floats size = (floats)((words)parts[i] & 0x7FFFFFFFu);
+        most = pick(size > most, size, most);
+    }
+    float largest = 0.0f;
+    for (int i = 0; i < LANES; i++) largest = most[i] > largest ? most[i] : largest;
+    float by = largest > 0.0f ? 127.0f / largest : 0.0f;
+    ints sum = {0};
+    for (int i = 0; i < 4; i++) {
+        floats half = (floats)(((words)parts[i] & 0x80000000u) | (words)((floats){0} + 0.5f));
+        ints rounded = __builtin_convertvector(parts[i] * by + half, ints);
+        sum += rounded;
+        narrow narrowed = __builtin_convertvector(rounded, narrow);
+        memcpy(codes + i * 4, &narrowed, sizeof narrowed);
+    }
+    *start = 0;
+    for (int i = 0; i < LANES; i++) *start -= 128 * sum[i];
+    *scale = largest / 127.0f;
+}
+
+/* `tokens` is a constant wherever this is called, so that every count has loops of its own. */
+static inline __attribute__((always_inline)) void multiply_bytes(const ByteProduct *p, long band, long m, const int tokens) {
+    const LinearInt8 *a = p->of;
+    long fours = a->in / 4, groups = fours / FOURS, n = band * BAND;
+    const uint8_t *w = (const uint8_t *)a->packed + n * a->in;
+    floats sum[TILE][STACK] = {0};
+    for (long g = 0; g < groups; g++) {
+        ints part[TILE][STACK];
+        for (int j = 0; j < tokens; j++)
+            for (int i = 0; i < STACK; i++) part[j][i] = (ints){0} + p->starts[(m + j) * groups + g];
+        for (long k = g * FOURS; k < (g + 1) * FOURS; k++, w += BAND * 4) {
+            bytes at[STACK];
+            for (int i = 0; i < STACK; i++) {
+                memcpy(&at[i], w + i * LANES * 4, sizeof at[i]);
+                if (!m) __builtin_prefetch(w + AHEAD + i * LANES * 4, 0, 2);
+            }
+            for (int j = 0; j < tokens; j++)
+                for (int i = 0; i < STACK; i++)
+                    part[j][i] = add_products(part[j][i], at[i], (bytes)((ints){0} + p->codes[(m + j) * fours + k]));
+        }
+        for (int j = 0; j < tokens; j++)
+            for (int i = 0; i < STACK; i++)
+                sum[j][i] += __builtin_convertvector(part[j][i], floats) * p->scales[(m + j) * groups + g];
+    }
+    for (int j = 0; j < tokens; j++) {
+        for (int i = 0; i < STACK; i++) sum[j][i] *= load(a->scales + n + i * LANES);
+        memcpy(a->y + (m + j) * a->out + n, sum[j], sizeof(float) * (a->out - n < BAND ? a->out - n : BAND));
+    }
+}
+
+/* Bands first .. last - 1. */
+static void linear_bytes(const void *job, long first, long last) {
+    const ByteProduct *p = job;
+    for (long band = first; band < last; band++)
+        for (long m = 0; m < p->of->tokens; m += TILE) {
+            long count = p->of->tokens - m;
+            if (count == 1) multiply_bytes(p, band, m, 1);
+            else if (count == 2) multiply_bytes(p, band, m, 2);
+            else if (count == 3) multiply_bytes(p, band, m, 3);
+            else multiply_bytes(p, band, m, 4);
+        }
+}
+
 void linear_int8(const LinearInt8 *a) {
-    long blocks = a->in / BYTES;
-    Block *codes = aligned_alloc(64, sizeof(Block) * a->tokens * blocks);
+    long fours = a->in / 4, groups = fours / FOURS;
+    int32_t *made = malloc(sizeof(int32_t) * a->tokens * (fours + 2 * groups));
+    ByteProduct job = {a, made, made + a->tokens * fours, (float *)made + a->tokens * (fours + groups)};
     for (long m = 0; m < a->tokens; m++)
-        for (long k = 0; k < blocks; k++)
-            encode(codes + m * blocks + k, a->x + m * a->size + k * BYTES, a->size - k * BYTES);
-    ByteProduct job = {a->y, codes, a->weight, a->scales, a->tokens, a->in, a->out};
-    share_rows(linear_bytes, &job, a->out, a->in);
-    free(codes);
+        for (long g = 0; g < groups; g++)
+            encode(a->x + m * a->size + g * FOURS * 4, a->size - g * FOURS * 4, job.codes + m * fours + g * FOURS,
+                   job.starts + m * groups + g, job.scales + m * groups + g);
+    share_blocks(linear_bytes, &job, (a->out + BAND - 1) / BAND, BAND * a->in);
+    free(made);
 }

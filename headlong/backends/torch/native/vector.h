@@ -17,6 +17,7 @@ typedef float four __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
 typedef uint8_t bytes __attribute__((vector_size(64)));
+typedef int8_t narrow __attribute__((vector_size(16)));
 
 static inline floats load(const float *p) { floats v; memcpy(&v, p, sizeof v); return v; }
 static inline void store(float *p, floats v) { memcpy(p, &v, sizeof v); }

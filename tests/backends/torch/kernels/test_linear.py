@@ -92,9 +92,12 @@ def test_int8(shape, normal):
     matrix, x = normal(*shape), normal(11, shape[1])
     matrix[1] = 0  # a row without a largest element
     weight = Int8Weight(library(), len(matrix), [matrix])
-    stored = (weight.codes[:, : shape[1]].double() - 128) * weight.scales[:, None]
-    assert ((stored - matrix).abs() <= 0.501 * weight.scales[:, None]).all()
-    assert (weight.codes[:, shape[1] :] == 128).all()
+    codes = weight.packed.transpose(1, 2).contiguous().view(torch.uint8).flatten(0, 1)
+    scales = weight.scales.flatten()[: shape[0], None]
+    stored = (codes[: shape[0], : shape[1]].double() - 128) * scales
+    assert ((stored - matrix).abs() <= 0.501 * scales).all()
+    assert (codes[shape[0] :] == 128).all()
+    assert (codes[:, shape[1] :] == 128).all()
     y = weight.multiply(x)
     rounded = torch.cat([in_8_bits(block) for block in x.double().split(64, 1)], 1)
     torch.testing.assert_close(y.double(), rounded @ stored.T, atol=1e-5, rtol=1e-5)
