@@ -13,7 +13,7 @@ from typing import Any
 
 from headlong.engine.acceptance import LEAST_VARIANCE, Acceptance
 from headlong.engine.request import RAGGED, Sizes
-from headlong.engine.roundcost import KindCosts, RoundCosts
+from headlong.engine.roundcost import STRETCH, KindCosts, RoundCosts
 
 HEAD = "mtp"
 # When depths change
@@ -33,7 +33,8 @@ FIRST_CREDIT, CREDIT = 3.0, 1.0  # rounds of it that a new engine starts with, a
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
 FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which the budget is spent on them, and more
 FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
-FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # rounds to one without drafts: after a change; later, for each that is remembered
+SOON = 4  # rounds to one without drafts, while hardly any was seen
+FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # the same after a change; later, for each that is remembered
 FAR = 0.3  # share by which rounds without drafts are so much worse that none is looked at
 SERIES = 8  # most probes in a row
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
@@ -286,7 +287,9 @@ class DepthController:
         self._clock = self._planned = self._wake = self._young = 0  # rounds
         self._drag = 0.0  # rounds lost by standing still
         self._credit = FIRST_CREDIT  # rounds that may be lost by trying
-        self._wait, self._look, self._anchor = FIRST_WAIT, 0, 0
+        self._wait, self._look = FIRST_WAIT, 0
+        self.anchors = False  # the plan made last is for a round without any drafts
+        self._anchored = self._changed = 0  # when such a round was last had, and other depths
         self._looked = False  # a size was tried last, not a draft
         self._rest_s = 0.0  # of the last rounds beside verifying, at the machine's usual speed
 
@@ -296,6 +299,7 @@ class DepthController:
     def plan(self, rows: Sequence[RowDepth], kind: str) -> list[int]:
         """Drafts that the head is to leave for each row's next round."""
         self._clock += 1
+        self.anchors = False
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
         auto = [row for row in rows if row.asked is None]
         same_crowd = not other_crowd(len(rows), len(self._rows))
@@ -329,7 +333,7 @@ class DepthController:
                 return standing
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
-        self._anchor = max(self._anchor, self._clock + FIRST_ANCHOR)
+        self._changed = self._clock
         for row, depth in zip(scene.auto, depths, strict=True):
             if depth or row.depth is None:
                 row.probe.rest(self._clock)
@@ -358,10 +362,8 @@ class DepthController:
         turned = self._conclude(scene, cost, parked * self._price(scene, depths, 1, hoped) / BUDGET)
         if any(row.probe.launched for row in scene.auto):
             return None
-        # Where rounds are captured their costs hardly change, and every new shape is dear.
-        looks = any(depths) and not scene.padded and self._anchor <= self._clock
-        if looks and (plain := self._anchored(scene, depths, cost)):
-            return plain
+        if any(depths) and self._anchor(scene, depths, cost):
+            return [0] * len(depths)
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         due = [row for row in idle if turned or row.probe.due <= self._clock]
         if self._look <= self._clock and not (due and self._looked):
@@ -384,18 +386,23 @@ class DepthController:
         takes = scene.more(depths, rows) + scene.waking(depths, rows)
         return takes / scene.cost(depths) * FULL_HOPE / min(max(hoped, WORTH), MOST_HOPE)
 
-    def _anchored(self, scene: Scene, depths: Sequence[int], cost: float) -> list[int] | None:
-        """A round without drafts, if it can be paid: what others cost is judged by it, and a machine that was slow or
-        busy when it was last seen would keep drafts for good."""
-        plain = [0] * len(depths)
+    def _anchor(self, scene: Scene, depths: Sequence[int], cost: float) -> bool:
+        """Whether a round without drafts is due and can be paid: what others cost is judged by it, and a machine that
+        was slow or busy when it was last seen would keep drafts for good."""
+        if scene.padded:  # such rounds are captured: their costs hardly change, and every new shape is dear
+            return False
+        plain, knot = [0] * len(depths), scene.verify.knot(scene.size)
+        unseen = knot is None or knot.weight < STRETCH
+        wait = SOON if knot is None or unseen else max(FIRST_WAIT, int(ANCHOR_WAIT * knot.weight))
+        if self._clock < max(self._anchored + wait, 0 if unseen else self._changed + FIRST_ANCHOR):
+            return False
         lost = max(0.0, scene.cost(plain) - scene.gives(plain) / scene.rate)
         price = lost / cost
-        if price > self._credit or lost > FAR * scene.cost(plain):
-            return None
+        if price > self._credit or (lost > FAR * scene.cost(plain) and not unseen):
+            return False
         self._credit -= price
-        knot = scene.verify.knot(scene.size)
-        self._anchor = self._clock + max(FIRST_WAIT, int(ANCHOR_WAIT * knot.weight) if knot else 0)
-        return plain
+        self._anchored, self.anchors = self._clock, True
+        return True
 
     def _conclude(self, scene: Scene, cost: float, longest: float) -> bool:
         """Take the outcome of probes; whether one tells that content has turned for the better."""

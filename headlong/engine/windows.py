@@ -146,6 +146,7 @@ class Windows:
         self._rows = 0  # in the last round
         self._refused = 0  # times in a row that drafts beside the head's were not worth it
         self._unasked = 0  # rounds for which nobody is asked for such drafts
+        self._bare = False  # the next round is to tell what one without drafts costs
 
     def offer(self, job: "Job") -> Offer:
         return job.drafting.offer(self._most(job), head_alone=self._unasked > 0)
@@ -159,7 +160,7 @@ class Windows:
         """Whether the head fills the next windows: it alone can, or what others have ready is not worth the wait."""
         if not all(job.drafting.foreseeable for job in jobs):
             return False
-        if self._unasked:
+        if self._unasked or self._bare:
             return True
         most = [self._most(job) for job in jobs]
         lost = [job.drafting.lost(count) for job, count in zip(jobs, most, strict=True)]
@@ -172,7 +173,8 @@ class Windows:
 
     def _most(self, job: "Job") -> int:
         # A round yields verify + 1 tokens at most: what goes past the last wanted token is waste.
-        return min(job.drafting.depth.most, job.remaining - 1, self.limits.context - job.reach - 1)
+        most = job.drafting.depth.most if job.drafting.depth.asked is not None or not self._bare else 0
+        return min(most, job.remaining - 1, self.limits.context - job.reach - 1)
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         if other_crowd(len(offered), self._rows):
@@ -182,6 +184,7 @@ class Windows:
         for job, offer in offered:
             job.drafting.depth.cap = self._cap(job, offer, job.reach + offer.count + 1, job.remaining - 2)
         draft = self.controller.plan([job.drafting.depth for job, _ in offered], kind)
+        self._bare = self.controller.anchors
         return [
             (job, job.drafting.window(offer, offer.count, leave))
             for (job, offer), leave in zip(offered, draft, strict=True)

@@ -208,6 +208,19 @@ def test_other_rows_are_a_reason_to_ask_anew():
     assert rounds_asked(proposer, windows, job, 6) == [0, 2, 5]
 
 
+@pytest.mark.parametrize(("depth", "drafts"), [(None, 0), (4, 4)])
+def test_a_round_that_is_to_tell_what_plain_ones_cost_has_no_drafts(depth, drafts):
+    """But those that were asked for."""
+    _, windows, job = asking(depth, 0.0)
+    windows.controller.plan = lambda rows, kind: [0] * len(rows)
+    windows.controller.anchors = True
+    assert plan(windows, job).verify == 4
+    assert windows.foreseeable([job], "plain") or depth
+    windows.controller.anchors = False
+    assert plan(windows, job).verify == drafts
+    assert plan(windows, job).verify == 4
+
+
 @pytest.mark.parametrize(("match", "source"), [(LONG_MATCH - 1, "ngram"), (LONG_MATCH, "ngram, long match")])
 def test_drafts_that_much_speaks_for_are_judged_apart(match, source):
     windows, job = make(depth=4, head=False, proposers=(Says([5, 6], match=match),))

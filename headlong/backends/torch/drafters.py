@@ -38,8 +38,8 @@ class Drafter(Protocol):
         """What it has yet to take in."""
 
     @property
-    def cold(self) -> bool:
-        """Whether the last drafts took longer than such drafts will."""
+    def once_s(self) -> float:
+        """What the last drafts took that the next such will not; infinite if that is not known."""
 
     def start(self, row: int) -> None:
         """Forget what a row was."""
@@ -66,14 +66,14 @@ class HeadDrafter:
         self.head, self.cache, self.chain = head, cache, chain
         self.backlog = Backlog(cache)
         self.feed = Taped(self._feed)
-        self._cold = False
+        self._once_s = 0.0
 
     def start(self, row: int) -> None:
         self.backlog.start(row)
 
     @property
-    def cold(self) -> bool:
-        return self._cold
+    def once_s(self) -> float:
+        return self._once_s
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
         self.head.learn(tokens)
@@ -89,7 +89,7 @@ class HeadDrafter:
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         self._catch_up(feed.layout.rows, 1)
         self.head.learn(feed.tokens)
-        self._cold = False
+        self._once_s = 0.0
         rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
         drafts = rows.index.new_zeros(depths[0], len(depths))
         probs = self._room_for_probs(rows.rows, depths[0])
@@ -99,7 +99,7 @@ class HeadDrafter:
                 rows = feed.layout.ones(count)
                 starts, counts, hidden, tokens = starts[:count], rows.sizes, hidden[:count], tokens[:count]
             hidden, logits = self.feed(rows, rows.index, rows.offsets, starts, counts, hidden, tokens)
-            self._cold |= self.feed.cold
+            self._once_s += self.feed.once_s
             starts = starts + counts
             tokens = drafts[j, : len(rows.rows)]
             shares = self._pick(rows, logits, starts, drafts[:j].T, tokens)
@@ -170,7 +170,7 @@ class Right:
     name = "right"
     shift = 0
     backlog: Backlog | None = None
-    cold = False
+    once_s = 0.0
 
     def __init__(self, sequences: Mapping[int, Sequence[int]], vocab: int) -> None:
         self.sequences, self.vocab = sequences, vocab

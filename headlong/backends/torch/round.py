@@ -1,5 +1,6 @@
 """One round for all rows at once: verify, accept, commit, draft. Nothing here is read back to the host in between."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,7 +62,7 @@ class RoundHandle:
     proposed: Tensor | None  # [B, D], where some row drafted
     told: Mapping[int, Told]
     watch: Stopwatch
-    cold: bool
+    once_s: tuple[float, float]  # what each half took that the next rounds like it will not
 
     def result(self) -> RoundResult:
         tokens, results, first = self.verdict.tokens.tolist(), [], 0
@@ -72,7 +73,9 @@ class RoundHandle:
             results.append(Kept(row.row, tuple(tokens[first : first + count]), row.verify, left, logprobs))
             first += 1 + row.verify
         verify_s, draft_s = self.watch.seconds()
-        return RoundResult(results, verify_s, draft_s, self.cold)
+        if not all(map(math.isfinite, self.once_s)):
+            return RoundResult(results, verify_s, draft_s, cold=True)
+        return RoundResult(results, verify_s - self.once_s[0], draft_s - self.once_s[1])
 
 
 class Rounds:
@@ -149,8 +152,8 @@ class Rounds:
             self._hand_on(feed, drafts)
         watch.mark()
         proposed = self.windows[layout.index, 1 : 1 + max(drafts)] if any(drafts) else None
-        cold = self.verify.cold or (any(drafts) and self.drafter is not None and self.drafter.cold)
-        return RoundHandle(plan, verdict, proposed, told, watch, cold)
+        once_s = self.verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
+        return RoundHandle(plan, verdict, proposed, told, watch, once_s)
 
     def _place_given(self, plan: Sequence[RowPlan]) -> None:
         """Drafts that came from the host take the place of those left here, and were proposed with certainty."""

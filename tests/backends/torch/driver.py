@@ -116,7 +116,7 @@ class Driver:
                     self._scores.setdefault((row, position), score)  # the target comes before the drafter
             return scores
 
-        verified.tapes, verified.cold = verify.tapes, False
+        verified.tapes, verified.once_s = verify.tapes, 0.0
         rounds.verify, chain.apply = verified, applied
 
     def start(self, row: int, job: Job) -> None:

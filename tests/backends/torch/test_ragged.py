@@ -110,7 +110,7 @@ def passes(taped):
         seen.append((len(tensors[-1]), len(layout.rows)))
         return call(layout, *tensors)
 
-    counted.cold = False
+    counted.once_s = 0.0
     return counted, seen
 
 

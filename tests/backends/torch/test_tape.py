@@ -1,6 +1,7 @@
 """A pass that is played again gives what an ordinary call gives, and passes of dense models are played."""
 
 import itertools
+import math
 import mmap
 import random
 import subprocess
@@ -139,6 +140,18 @@ def test_shapes_follow_from_others(kernels_only):
     check(kernels_only, taped, [(rows, 24) for rows in (3, 70, 5, 1, 70, 3)])
     assert called == [1]  # one may be another matter
     assert [key[0][0] for key in taped.tapes] == [2, 9, 5, 1, 70, 3]
+
+
+@torch.inference_mode()
+def test_what_is_taken_but_once_is_told(kernels_only):
+    taped, found = Taped(kernels_only), []
+    for rows in (5, 2, 9, 9, 3, 3):
+        taped([0], torch.ones(rows, 24))
+        found.append(taped.once_s)
+    *recorded, played, foretold, again = found
+    assert recorded == [math.inf] * 3
+    assert played == again == 0.0
+    assert 0.0 < foretold < math.inf
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Taped:
         self.tapes: dict[Key, Tape | None] = {}
         self.families: dict[tuple[int, ...], Family] = defaultdict(Family)
         self.calls: dict[Key, int] = {}  # of shapes without a tape
-        self.cold = False  # whether the last call took longer than others of its shape will
+        self.once_s = 0.0  # of the last call: what others of its shape will not take; infinite if that is not known
         self.given, self.work = Arena(), Arena()  # apart: what a pass is given may be what the one before it returned
 
     def __call__(self, layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -52,22 +53,23 @@ class Taped:
         key = tuple(tensor.shape for tensor in tensors)
         if key not in self.tapes:
             return self._first(key, lib, layout, tensors)
-        self.cold = False
+        self.once_s = 0.0
         tape = self.tapes[key] = self.tapes.pop(key)  # the newest last
         return self.function(layout, *tensors) if tape is None else tape.play(tensors)
 
     def _first(self, key: Key, lib: Kernels, layout: Layout, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """A shape without a tape: it follows from others', or is recorded, if it comes often or others may follow."""
+        started = perf_counter()
         sizes = [size for shape in key for size in shape]
         family = self.families[_alike(sizes)]
         notes = family.foretell(sizes)
         if notes and notes.fits:
             tape = Tape(lib, notes, (self.given.slab, self.work.slab))
             self._keep(key, tape)
-            self.cold = True
+            self.once_s = perf_counter() - started
             return tape.play(tensors)
         self.calls[key] = self.calls.get(key, 0) + 1
-        self.cold = self.calls[key] in (1, WORTH_IT)  # the memory is new, or it is recorded
+        self.once_s = math.inf if self.calls[key] in (1, WORTH_IT) else 0.0  # the memory is new, or it is recorded
         if family.broken and self.calls[key] < WORTH_IT:
             return self.function(layout, *tensors)
         outputs, notes = self._record(layout, tensors)
