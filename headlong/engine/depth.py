@@ -17,7 +17,7 @@ from headlong.engine.roundcost import STRETCH, KindCosts, RoundCosts
 
 HEAD = "mtp"
 # When depths change
-YOUNG = 32  # rounds after a change of rows in which depths are considered every round; fewer with more rows
+YOUNG = 16  # rounds after a change of rows in which depths are considered every round; fewer with more rows
 REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
