@@ -362,7 +362,7 @@ class DepthController:
         turned = self._conclude(scene, cost, parked * self._price(scene, depths, 1, hoped) / BUDGET)
         if any(row.probe.launched for row in scene.auto):
             return None
-        if any(depths) and self._anchor(scene, depths, cost):
+        if self._anchor(scene, depths, cost):
             return [0] * len(depths)
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         due = [row for row in idle if turned or row.probe.due <= self._clock]
@@ -387,8 +387,8 @@ class DepthController:
         return takes / scene.cost(depths) * FULL_HOPE / min(max(hoped, WORTH), MOST_HOPE)
 
     def _anchor(self, scene: Scene, depths: Sequence[int], cost: float) -> bool:
-        """Whether a round without drafts is due and can be paid: what others cost is judged by it, and a machine that
-        was slow or busy when it was last seen would keep drafts for good."""
+        """Whether a round without any drafts is due and can be paid: what others cost is judged by it, and a machine
+        that was slow or fast when it was last seen would keep drafts, or keep them away, for good."""
         if scene.padded:  # such rounds are captured: their costs hardly change, and every new shape is dear
             return False
         plain, knot = [0] * len(depths), scene.verify.knot(scene.size)
@@ -462,9 +462,11 @@ class DepthController:
         soon, late = (self._rest_s + verify.value(size) for size in sizes)
         return not curves.wait or exp(logs / rows) * soon > (late + curves.wait) * (1.0 + SHALLOW)
 
-    def record(self, kind: str, steps: Sequence[int]) -> None:
-        """Take a round's draft steps."""
+    def record(self, kind: str, steps: Sequence[int], bare: bool) -> None:
+        """Take a round's draft steps, and whether it had nothing to verify."""
         curves = self.costs.of(kind)
+        if bare:
+            self._anchored = self._clock
         self._rest_s += (ROUND_GAIN if self._rest_s else 1.0) * (curves.host + curves.draft(steps) - self._rest_s)
 
     def explain(self, kind: str = "plain") -> dict[str, Any]:

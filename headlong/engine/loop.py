@@ -359,11 +359,11 @@ class Loop:
     def _record(self, parts: Sequence[Part], result: RoundResult, kind: str) -> None:
         tokens = self.limits.sizes.tokens([part.window.verify for part in parts])
         steps = self.limits.sizes.steps([part.window.draft for part in parts])
+        rows = self.limits.sizes.rows(len(parts))
+        bare = tokens == rows  # there were no drafts
         if not result.cold:
-            rows = self.limits.sizes.rows(len(parts))
-            woken = tokens == rows  # there were no drafts
-            self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s, woken, rows)
-        self.controller.record(kind, steps)
+            self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s, bare, rows)
+        self.controller.record(kind, steps, bare)
         for answer in self._broken:
             self.end(answer, "fault", "the constraint could not be followed")
         self._broken.clear()

@@ -67,6 +67,19 @@ def test_plain_rounds_are_soon_seen(rows):
     assert knot.seconds == pytest.approx(cpu(rows), rel=0.1)
 
 
+@pytest.mark.parametrize("bare", [True, False])
+def test_rounds_that_others_draft_for_are_at_times_plain_too(bare):
+    """Where the head rests because of what plain rounds seem to cost, but none is ever had."""
+    simulation = Simulation("cpu", [0.05] * 4)
+    simulation.run(200)
+    asked = 0
+    for _ in range(200):
+        draft = simulation.controller.plan(simulation.rows, "plain")
+        asked += simulation.controller.anchors
+        simulation.controller.record("plain", simulation.sizes.steps(draft), bare)
+    assert bool(asked) is not bare
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_only_depths_that_are_named_are_chosen(rows):
     """Where every other shape of a round is dear at first; an asked depth is another matter."""
