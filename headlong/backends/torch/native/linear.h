@@ -267,8 +267,8 @@ void linear(const Linear *a) {
 /* Weights are codes 1 .. 255 around 128 with a scale for each row, tokens codes -127 .. 127 with a scale for each
  * group of them. Sums inside a group are whole numbers, so they are the same on every machine.
  *
- * Weights are packed: rows stand side by side in the lanes of a vector, four codes of each, and vectors of STACK such
- * squares follow each other, so that no sum has to be taken apart. */
+ * Weights are packed: rows stand side by side in the lanes of a vector, four codes of each, STACK vectors to a band. So
+ * no sum has to be taken apart, and a band is read from end to end. */
 #if defined(__AVX512F__)
 #define STACK 3  /* vectors of weight rows that share a pass with TILE tokens: their sums fill the registers */
 #else
@@ -320,7 +320,8 @@ static void encode(const float *x, long left, int32_t *codes, int32_t *start, fl
 }
 
 /* `tokens` is a constant wherever this is called, so that every count has loops of its own. */
-static inline __attribute__((always_inline)) void multiply_bytes(const ByteProduct *p, long band, long m, const int tokens) {
+static inline __attribute__((always_inline)) void multiply_bytes(const ByteProduct *p, long band, long m,
+                                                                 const int tokens) {
     const LinearInt8 *a = p->of;
     long fours = a->in / 4, groups = fours / FOURS, n = band * BAND;
     const uint8_t *w = (const uint8_t *)a->packed + n * a->in;
