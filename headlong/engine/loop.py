@@ -308,7 +308,7 @@ class Loop:
         jobs = [part.job for part in flight.parts]
         if self.scheduler.changes or len(jobs) != len(self.scheduler.running):
             return False
-        most = 2 * (1 + self.limits.depth) + 1
+        most = 2 * (1 + self.limits.depth) + self.limits.depth  # the windows of two rounds, and what the second leaves
         go_on = self.scheduler.has_room(jobs, most) and all(
             part.job.index in self.answers and part.window.given is None and part.job.remaining > 1 + part.window.verify
             for part in flight.parts

@@ -208,7 +208,7 @@ class Scheduler:
 
     def has_room(self, jobs: Sequence[Job], most: int) -> bool:
         """Whether each of these jobs can have so many more positions without anybody making room."""
-        return sum(self._pages(job.reach + most) - len(job.pages) for job in jobs) <= self.pool.free
+        return sum(max(0, self._pages(job.reach + most) - len(job.pages)) for job in jobs) <= self.pool.free
 
     def victim(self, job: Job) -> Job:
         """Who makes room for a job that needs pages: the youngest that holds any, perhaps itself."""

@@ -422,3 +422,17 @@ def test_the_check_finds_pages_of_a_waiting_job():
     one.pages.extend(scheduler.pool.take(1))
     with pytest.raises(Fault, match="a waiting job holds pages"):
         scheduler.check()
+
+
+def test_room_that_one_row_has_to_spare_is_no_room_for_another():
+    scheduler = Scheduler(fake_limits(rows=2, page=4, pages=6), PLENTY)
+    first, second = job(0), job(1)
+    begun(scheduler, first, second)
+    prefill(scheduler)
+    assert scheduler.plan_row(first, window(2, 8)) is not None  # of which little is kept
+    spare, free = len(first.pages) * 4 - first.reach, scheduler.pool.free
+    assert spare >= 8
+    most = len(second.pages) * 4 - second.reach + 4 * free
+    assert scheduler.has_room([second], most)
+    assert not scheduler.has_room([second], most + 1)
+    assert not scheduler.has_room([first, second], most + 1)
