@@ -392,8 +392,9 @@ class DepthController:
         if scene.padded:  # such rounds are captured: their costs hardly change, and every new shape is dear
             return False
         plain, knot = [0] * len(depths), scene.verify.knot(scene.size)
-        unseen = knot is None or knot.weight < STRETCH
-        wait = SOON if knot is None or unseen else max(FIRST_WAIT, int(ANCHOR_WAIT * knot.weight))
+        seen = knot.weight if knot else 0.0
+        unseen = seen < STRETCH
+        wait = SOON if unseen else max(FIRST_WAIT, int(ANCHOR_WAIT * seen))
         if self._clock < max(self._anchored + wait, 0 if unseen else self._changed + FIRST_ANCHOR):
             return False
         lost = max(0.0, scene.cost(plain) - scene.gives(plain) / scene.rate)
