@@ -1,6 +1,6 @@
 """Linear layers whose rows do not see each other: a row's bits are the same whatever stands in the other rows."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ class Weight:
         if self.packed:
             matrix = torch.ops.mkldnn._reorder_linear_weight(matrix.float(), None)
         self.matrix = matrix if self.packed else matrix.contiguous()
-        self.rows_agree = self.packed and _probe(self)
+        self.rows_agree = self.packed and _agrees(self, _any_number)
+        self.tile = FIXED_TILE if _agrees(self, _any_place) else 1  # rows multiplied together where that matters
 
     def multiply(self, x: Tensor) -> Tensor:
         """Many rows in one call; with our own kernels each as if it were alone."""
@@ -57,8 +58,9 @@ def linear(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
     if weight.rows_agree:
         # One row takes a matrix-vector path with other bits, so it travels with a copy of itself.
         return weight.multiply(x) if rows > 1 else weight.multiply(torch.cat([x, x]))[:1]
-    padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % FIXED_TILE))
-    return torch.cat([weight.multiply(tile) for tile in padded.split(FIXED_TILE)])[:rows]
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -rows % weight.tile))
+    # A copy, because bits may depend on the address too.
+    return torch.cat([weight.multiply(tile.clone()) for tile in padded.split(weight.tile)])[:rows]
 
 
 def linear_swiglu(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
@@ -76,17 +78,31 @@ def _native(x: Tensor, weight: Weight, lib: Kernels) -> Tensor:
     return y
 
 
-_probed: dict[tuple[int, int], bool] = {}
+_probed: dict[tuple[object, ...], bool] = {}
 
 
-def _probe(weight: Weight) -> bool:
-    """Whether oneDNN on this machine gives a row of this shape the same bits in every number of rows."""
-    shape = (weight.out_features, weight.in_features)
-    if shape not in _probed:
-        x = torch.randn(max(PROBED_ROWS), weight.in_features, generator=torch.Generator().manual_seed(0))
-        pair = weight.multiply(x[:2])
-        _probed[shape] = all(torch.equal(weight.multiply(x[:rows])[:2], pair) for rows in PROBED_ROWS)
-    return _probed[shape]
+def _agrees(weight: Weight, probe: Callable[[Weight, Tensor], bool]) -> bool:
+    """What a probe finds on this machine; it is held once for all weights of a shape and a layout."""
+    which = (weight.out_features, weight.in_features, weight.packed, probe)
+    if weight.native or weight.matrix.device.type != "cpu":
+        return True
+    if which not in _probed:
+        x = torch.randn(FIXED_TILE + 1, weight.in_features, generator=torch.Generator().manual_seed(0))
+        _probed[which] = probe(weight, x)
+    return _probed[which]
+
+
+def _any_number(weight: Weight, x: Tensor) -> bool:
+    """Whether a row has the same bits in every number of rows."""
+    pair = weight.multiply(x[:2])
+    return all(torch.equal(weight.multiply(x[:rows])[:2], pair) for rows in PROBED_ROWS)
+
+
+def _any_place(weight: Weight, x: Tensor) -> bool:
+    """Whether a row has the same bits wherever it stands in a tile."""
+    tile = x[:FIXED_TILE]
+    found = weight.multiply(tile)
+    return all(torch.equal(weight.multiply(tile.roll(place, 0)).roll(-place, 0), found) for place in range(FIXED_TILE))
 
 
 class Int8Weight:

@@ -59,24 +59,24 @@ static void convolve(const Delta *d, float *out, const float *inputs, long apart
 static void look_up(float *seen_k, float *seen_q, const float *state, const float *k, const float *q, long key_dim,
                     long value_dim) {
     long j = 0;
-    for (; j + 4 * LANES <= value_dim; j += 4 * LANES) {
-        floats by_k[4] = {0}, by_q[4] = {0};
+    for (; j + 4 * PIECE <= value_dim; j += 4 * PIECE) {
+        piece by_k[4] = {0}, by_q[4] = {0};
         for (long i = 0; i < key_dim; i++)
             for (int n = 0; n < 4; n++) {
-                floats part = load(state + i * value_dim + j + n * LANES);
+                piece part = load_piece(state + i * value_dim + j + n * PIECE);
                 by_k[n] += k[i] * part;
                 by_q[n] += q[i] * part;
             }
-        for (int n = 0; n < 4; n++) store(seen_k + j + n * LANES, by_k[n]), store(seen_q + j + n * LANES, by_q[n]);
+        for (int n = 0; n < 4; n++) store_piece(seen_k + j + n * PIECE, by_k[n]), store_piece(seen_q + j + n * PIECE, by_q[n]);
     }
-    for (; j < value_dim; j += LANES) {
-        floats by_k = {0}, by_q = {0};
+    for (; j < value_dim; j += PIECE) {
+        piece by_k = {0}, by_q = {0};
         for (long i = 0; i < key_dim; i++) {
-            floats part = load_some(state + i * value_dim + j, value_dim - j);
+            piece part = load_left(state + i * value_dim + j, value_dim - j);
             by_k += k[i] * part;
             by_q += q[i] * part;
         }
-        long some = value_dim - j < LANES ? value_dim - j : LANES;
+        long some = value_dim - j < PIECE ? value_dim - j : PIECE;
         memcpy(seen_k + j, &by_k, sizeof(float) * some);
         memcpy(seen_q + j, &by_q, sizeof(float) * some);
     }

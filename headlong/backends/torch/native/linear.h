@@ -3,7 +3,12 @@
  * Each product of a weight row and a token is its own chain of sums over k, the same in every tile and for any number
  * of tokens.
  */
-#define TILE 4  /* weight rows, and tokens, that share a pass */
+#define TILE 4  /* weight rows that share a pass */
+#if PIECE == 8
+#define SHARED 3  /* tokens that do: their sums fill the registers, of which there are 16 of this width */
+#else
+#define SHARED 4
+#endif
 #define CHUNK_BYTES (1 << 18)  /* weights in the largest chunk of a product: what is fetched past its end is wasted */
 #define CHUNKS 8  /* of a smaller product, so that threads end together */
 
@@ -21,16 +26,15 @@ static void share_blocks(Work work, const void *job, long blocks, long bytes) {
  * odd ones by a mask. So the tokens are laid out with the 16 even elements of each block first (see `ready`). */
 #define BLOCK 32
 
-static inline void multiply_f32(floats *sum, const float *w, floats even, floats odd) {
-    *sum += load(w) * even;
-    *sum += load(w + LANES) * odd;
+/* One piece of a block's weights: of its first 16 lanes, or of the others. */
+static inline piece wide_piece(const float *block, long part, long odd) {
+    return load_piece(block + part * PIECE + odd * LANES);
 }
 
-static inline void multiply_bf16(floats *sum, const uint16_t *w, floats even, floats odd) {
-    words pairs;
-    memcpy(&pairs, w, sizeof pairs);
-    *sum += (floats)(pairs << 16) * even;
-    *sum += (floats)(pairs & 0xFFFF0000u) * odd;
+static inline piece half_piece(const uint16_t *block, long part, long odd) {
+    piece_words pairs;
+    memcpy(&pairs, block + part * 2 * PIECE, sizeof pairs);
+    return odd ? (piece)(pairs & 0xFFFF0000u) : (piece)(pairs << 16);
 }
 
 typedef struct {
@@ -40,48 +44,65 @@ typedef struct {
     long tokens, in, out, padded;
 } Product;
 
-/* `TOKENS` tokens by TILE weight rows, which may be one and the same past the end of the matrix. y rows are `out` apart. */
-#define LINEAR_TILE(NAME, TYPE, MULTIPLY, TOKENS)                                                                   \
+/* `TOKENS` tokens by TILE weight rows, which may be one and the same past the end of the matrix. y rows are `out` apart.
+ * Pieces come one after the other, so that the sums of one fit the registers. */
+#define LINEAR_TILE(NAME, TYPE, TAKE, TOKENS)                                                                       \
+    static inline __attribute__((always_inline)) void NAME##_block(piece sum[TOKENS][TILE], const float *x,         \
+                                                                   const TYPE *const w[TILE], long padded,          \
+                                                                   long part) {                                     \
+        for (long odd = 0; odd < 2; odd++) {                                                                        \
+            piece token[TOKENS];                                                                                    \
+            for (int m = 0; m < TOKENS; m++) token[m] = load_piece(x + m * padded + part * PIECE + odd * LANES);    \
+            for (int n = 0; n < TILE; n++) {                                                                        \
+                piece weight = TAKE(w[n], part, odd);                                                               \
+                for (int m = 0; m < TOKENS; m++) sum[m][n] += weight * token[m];                                    \
+            }                                                                                                       \
+        }                                                                                                           \
+    }                                                                                                               \
     static void NAME(float *y, const float *x, const TYPE *const w[TILE], const Product *p, long some) {            \
-        floats sum[TOKENS][TILE] = {0};                                                                             \
-        long in = p->in, padded = p->padded, k = 0;                                                                 \
-        for (; k + BLOCK <= in; k += BLOCK)                                                                         \
-            for (int n = 0; n < TILE; n++) {                                                                        \
+        piece sums[PIECES][TOKENS][TILE];                                                                           \
+        long in = p->in, padded = p->padded;                                                                        \
+        for (long part = 0; part < PIECES; part++) {                                                                \
+            piece sum[TOKENS][TILE] = {0};                                                                          \
+            long k = 0;                                                                                             \
+            for (; k + BLOCK <= in; k += BLOCK) {                                                                   \
+                const TYPE *const at[TILE] = {w[0] + k, w[1] + k, w[2] + k, w[3] + k};                              \
                 /* Rows are short streams: fetch the next tile's while this one's are multiplied. */                \
-                __builtin_prefetch(w[n] + TILE * in + k, 0, 2);                                                     \
-                if (sizeof(TYPE) == 4) __builtin_prefetch(w[n] + TILE * in + k + LANES, 0, 2);                      \
-                for (int m = 0; m < TOKENS; m++)                                                                    \
-                    MULTIPLY(&sum[m][n], w[n] + k, load(x + m * padded + k), load(x + m * padded + k + LANES));     \
+                for (int n = 0; n < TILE; n++) {                                                                    \
+                    __builtin_prefetch(at[n] + TILE * in, 0, 2);                                                    \
+                    if (sizeof(TYPE) == 4) __builtin_prefetch(at[n] + TILE * in + LANES, 0, 2);                     \
+                }                                                                                                   \
+                NAME##_block(sum, x + k, at, padded, part);                                                         \
             }                                                                                                       \
-        if (k < in)                                                                                                 \
-            for (int n = 0; n < TILE; n++) {                                                                        \
-                TYPE tail[BLOCK] = {0};                                                                             \
-                memcpy(tail, w[n] + k, sizeof(TYPE) * (in - k));                                                    \
-                for (int m = 0; m < TOKENS; m++)                                                                    \
-                    MULTIPLY(&sum[m][n], tail, load(x + m * padded + k), load(x + m * padded + k + LANES));         \
+            if (k < in) {                                                                                           \
+                TYPE tail[TILE][BLOCK] = {0};                                                                       \
+                for (int n = 0; n < TILE; n++) memcpy(tail[n], w[n] + k, sizeof(TYPE) * (in - k));                  \
+                NAME##_block(sum, x + k, (const TYPE *const[TILE]){tail[0], tail[1], tail[2], tail[3]}, padded, part);\
             }                                                                                                       \
+            memcpy(sums[part], sum, sizeof sum);                                                                    \
+        }                                                                                                           \
         for (int m = 0; m < TOKENS; m++) {                                                                          \
-            four sums = add_lanes4(sum[m]);                                                                         \
-            memcpy(y + m * p->out, &sums, sizeof(float) * some);                                                    \
+            four sum = add_lanes4(sums[0][m], TOKENS * TILE);                                                       \
+            memcpy(y + m * p->out, &sum, sizeof(float) * some);                                                     \
         }                                                                                                           \
     }
 
 /* Tiles first .. last - 1 of the weight's rows. */
-#define LINEAR(NAME, TYPE, MULTIPLY)                                                                                \
-    LINEAR_TILE(NAME##_1, TYPE, MULTIPLY, 1)                                                                        \
-    LINEAR_TILE(NAME##_2, TYPE, MULTIPLY, 2)                                                                        \
-    LINEAR_TILE(NAME##_3, TYPE, MULTIPLY, 3)                                                                        \
-    LINEAR_TILE(NAME##_4, TYPE, MULTIPLY, 4)                                                                        \
+#define LINEAR(NAME, TYPE, TAKE)                                                                                    \
+    LINEAR_TILE(NAME##_1, TYPE, TAKE, 1)                                                                            \
+    LINEAR_TILE(NAME##_2, TYPE, TAKE, 2)                                                                            \
+    LINEAR_TILE(NAME##_3, TYPE, TAKE, 3)                                                                            \
+    LINEAR_TILE(NAME##_4, TYPE, TAKE, 4)                                                                            \
     static void NAME(const void *job, long first, long last) {                                                      \
         const Product *p = job;                                                                                     \
         for (long n = first * TILE; n < last * TILE; n += TILE) {                                                   \
             const TYPE *w[TILE];                                                                                    \
             long some = p->out - n < TILE ? p->out - n : TILE;                                                      \
             for (int i = 0; i < TILE; i++) w[i] = (const TYPE *)p->weight + (n + (i < some ? i : 0)) * p->in;       \
-            for (long m = 0; m < p->tokens; m += TILE) {                                                            \
+            for (long m = 0; m < p->tokens; m += SHARED) {                                                          \
                 float *y = p->y + m * p->out + n;                                                                   \
                 const float *x = p->x + m * p->padded;                                                              \
-                long count = p->tokens - m;                                                                         \
+                long count = p->tokens - m < SHARED ? p->tokens - m : SHARED;                                       \
                 if (count == 1) NAME##_1(y, x, w, p, some);                                                         \
                 else if (count == 2) NAME##_2(y, x, w, p, some);                                                    \
                 else if (count == 3) NAME##_3(y, x, w, p, some);                                                    \
@@ -90,8 +111,8 @@ typedef struct {
         }                                                                                                           \
     }
 
-LINEAR(linear_wide, float, multiply_f32)
-LINEAR(linear_half, uint16_t, multiply_bf16)
+LINEAR(linear_wide, float, wide_piece)
+LINEAR(linear_half, uint16_t, half_piece)
 
 /* Tokens padded with zeros to whole blocks; for bfloat16 the even elements of each block come first. */
 static float *ready(const float *x, long tokens, long in, long padded, long half) {
@@ -101,9 +122,9 @@ static float *ready(const float *x, long tokens, long in, long padded, long half
         memcpy(row, x + m * in, sizeof(float) * in);
         memset(row + in, 0, sizeof(float) * (padded - in));
         for (long start = 0; half && start < padded; start += BLOCK) {
-            floats low = load(row + start), high = load(row + start + LANES);
-            store(row + start, evens(low, high));
-            store(row + start + LANES, odds(low, high));
+            float block[BLOCK];
+            memcpy(block, row + start, sizeof block);
+            for (int i = 0; i < LANES; i++) row[start + i] = block[2 * i], row[start + LANES + i] = block[2 * i + 1];
         }
     }
     return to;
@@ -112,14 +133,20 @@ static float *ready(const float *x, long tokens, long in, long padded, long half
 /* ---- many tokens ----------------------------------------------------------------------------------------------- */
 
 /* The 16 lanes of a product's sum one after the other, each for many weight rows and tokens at once: the rows stand in
- * the lanes of a vector now, so no sum has to be taken apart. Lane l of a row's step i is what `ready` and the tiles
- * above have there, and the lanes are added in the order of `add_lanes`, so the bits are those of a few tokens. */
+ * the lanes of a piece now, so no sum has to be taken apart. Lane l of a row's step i is what `ready` and the tiles
+ * above have there, and the lanes are added in the order of `add_lanes`, so the bits are those of a few tokens. Their
+ * turns are their own numbers' bits in reverse, so a turn's lane is found as a lane's turn is. */
 #define MANY 48  /* tokens from which the new order pays for itself */
-#define BROAD 8  /* tokens, and vectors of weight rows, that share a pass: their sums fill the registers */
+#if PIECE == 8
+#define BROAD 4  /* tokens, and pieces of weight rows, that share a pass: their sums fill the registers */
+#else
+#define BROAD 8
+#endif
 #define TALL 3
+#define STRIP (TALL * PIECE)  /* weight rows of a pass */
 #define LEVELS 4  /* of additions over lanes */
 
-static const int ADDED[LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+static const int TURN[LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
 
 typedef struct {
     float *y;
@@ -131,36 +158,38 @@ typedef struct {
     float *packed;  /* [tokens / BROAD, LANES, steps, BROAD] */
 } Many;
 
-static inline floats token_step(const Many *a, long token, long step) {
-    if (token >= a->tokens) return (floats){0};
-    long start = step / 2 * BLOCK;
+/* One piece of a token's step. */
+static inline piece token_step(const Many *a, long token, long step, long part) {
+    long start = a->half ? step / 2 * BLOCK + part * 2 * PIECE + step % 2 : step * LANES + part * PIECE;
+    long left = token < a->tokens ? a->in - start : 0;
     const float *x = a->x + token * a->in + start;
-    floats low = load_some(x, a->in - start), high = load_some(x + LANES, a->in - start - LANES);
-    if (a->half) return step % 2 ? odds(low, high) : evens(low, high);
-    return step % 2 ? high : low;
+    if (!a->half) return load_left(x, left);
+    piece v = {0};
+    for (int i = 0; i < PIECE && 2 * i < left; i++) v[i] = x[2 * i];
+    return v;
 }
 
-static inline floats half_step(const uint16_t *from, long left, long step) {
-    words pairs = {0};
-    if (left >= BLOCK) memcpy(&pairs, from, sizeof pairs);
+static inline piece half_step(const uint16_t *from, long left, long step) {
+    piece_words pairs = {0};
+    if (left >= 2 * PIECE) memcpy(&pairs, from, sizeof pairs);
     else if (left > 0) memcpy(&pairs, from, sizeof(uint16_t) * left);
-    return step % 2 ? (floats)(pairs & 0xFFFF0000u) : (floats)(pairs << 16);
+    return step % 2 ? (piece)(pairs & 0xFFFF0000u) : (piece)(pairs << 16);
 }
 
-/* One step of LANES weight rows, zeros past the last. */
-static inline void load_square(const Many *a, floats square[LANES], long row, long step) {
-    long start = a->half ? step / 2 * BLOCK : step * LANES, left = a->in - start, at = row * a->in + start;
-    const uint16_t *half = (const uint16_t *)a->weight + at;
-    const float *wide = (const float *)a->weight + at;
+/* One piece of a step of PIECE weight rows, zeros past the last. */
+static inline void load_square(const Many *a, piece square[PIECE], long row, long step, long part) {
+    long start = a->half ? step / 2 * BLOCK + part * 2 * PIECE : step * LANES + part * PIECE, left = a->in - start;
+    const uint16_t *half = (const uint16_t *)a->weight + row * a->in + start;
+    const float *wide = (const float *)a->weight + row * a->in + start;
     /* Loops without a choice inside where nothing is missing. */
-    if (row + LANES <= a->out && left >= BLOCK && a->half)
-        for (int n = 0; n < LANES; n++) square[n] = half_step(half + n * a->in, BLOCK, step);
-    else if (row + LANES <= a->out && left >= LANES && !a->half)
-        for (int n = 0; n < LANES; n++) square[n] = load(wide + n * a->in);
+    if (row + PIECE <= a->out && left >= 2 * PIECE && a->half)
+        for (int n = 0; n < PIECE; n++) square[n] = half_step(half + n * a->in, 2 * PIECE, step);
+    else if (row + PIECE <= a->out && left >= PIECE && !a->half)
+        for (int n = 0; n < PIECE; n++) square[n] = load_piece(wide + n * a->in);
     else
-        for (int n = 0; n < LANES; n++) {
+        for (int n = 0; n < PIECE; n++) {
             long some = row + n < a->out ? left : 0;
-            square[n] = a->half ? half_step(half + n * a->in, some, step) : load_some(wide + n * a->in, some);
+            square[n] = a->half ? half_step(half + n * a->in, some, step) : load_left(wide + n * a->in, some);
         }
 }
 
@@ -168,31 +197,34 @@ static inline void load_square(const Many *a, floats square[LANES], long row, lo
 static void pack_tokens(const void *job, long first, long last) {
     const Many *a = job;
     for (long tile = first; tile < last; tile++)
-        for (long i = 0; i < a->steps; i++) {
-            floats square[LANES] = {0};
-            for (int m = 0; m < BROAD; m++) square[m] = token_step(a, tile * BROAD + m, i);
-            transpose(square);
-            for (int j = 0; j < LANES; j++)
-                memcpy(a->packed + ((tile * LANES + j) * a->steps + i) * BROAD, &square[ADDED[j]], sizeof(float) * BROAD);
-        }
+        for (long i = 0; i < a->steps; i++)
+            for (long part = 0; part < PIECES; part++) {
+                piece square[PIECE] = {0};
+                for (int m = 0; m < BROAD; m++) square[m] = token_step(a, tile * BROAD + m, i, part);
+                transpose(square);
+                for (int lane = 0; lane < PIECE; lane++)
+                    memcpy(a->packed + ((tile * LANES + TURN[part * PIECE + lane]) * a->steps + i) * BROAD, &square[lane],
+                           sizeof(float) * BROAD);
+            }
 }
 
-/* TALL vectors of weight rows from row n on, to [LANES][apart], of which [steps][TALL] vectors each are used. */
-static void pack_weights(const Many *a, floats *to, long n, long apart) {
+/* TALL pieces of weight rows from row n on, to [LANES][apart], of which [steps][TALL] pieces each are used. */
+static void pack_weights(const Many *a, piece *to, long n, long apart) {
     for (long v = 0; v < TALL; v++)
-        for (long i = 0; i < a->steps; i++) {
-            floats square[LANES];
-            load_square(a, square, n + v * LANES, i);
-            transpose(square);
-            for (int j = 0; j < LANES; j++) to[j * apart + i * TALL + v] = square[ADDED[j]];
-        }
+        for (long i = 0; i < a->steps; i++)
+            for (long part = 0; part < PIECES; part++) {
+                piece square[PIECE];
+                load_square(a, square, n + v * PIECE, i, part);
+                transpose(square);
+                for (int lane = 0; lane < PIECE; lane++) to[TURN[part * PIECE + lane] * apart + i * TALL + v] = square[lane];
+            }
 }
 
-/* BROAD tokens by TALL vectors of weight rows; waiting[LEVELS] is what they come to. */
-static void multiply_many(floats waiting[LEVELS + 1][BROAD][TALL], const float *x, const floats *w, long steps,
+/* BROAD tokens by TALL pieces of weight rows; waiting[LEVELS] is what they come to. */
+static void multiply_many(piece waiting[LEVELS + 1][BROAD][TALL], const float *x, const piece *w, long steps,
                           long apart) {
     for (int j = 0; j < LANES; j++, x += steps * BROAD, w += apart) {
-        floats sum[BROAD][TALL] = {0};
+        piece sum[BROAD][TALL] = {0};
         for (long i = 0; i < steps; i++)
             for (int m = 0; m < BROAD; m++)
                 for (int n = 0; n < TALL; n++) sum[m][n] += x[i * BROAD + m] * w[i * TALL + n];
@@ -207,26 +239,26 @@ static void multiply_many(floats waiting[LEVELS + 1][BROAD][TALL], const float *
 
 /* The part of the weight rows from row n on that is fetched while the tile of tokens at m is multiplied. */
 static void fetch_weights(const Many *a, long n, long m) {
-    long bytes = a->in * (a->half ? 2 : 4), rows = a->out - n < TALL * LANES ? a->out - n : TALL * LANES;
+    long bytes = a->in * (a->half ? 2 : 4), rows = a->out - n < STRIP ? a->out - n : STRIP;
     if (rows <= 0) return;
     const char *from = (const char *)a->weight + n * bytes;
     long first = rows * bytes * m / a->tokens, last = rows * bytes * (m + BROAD) / a->tokens;
     for (long at = first; at < last && at < rows * bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
-/* Tiles first .. last - 1 of TALL vectors of weight rows. */
+/* Tiles first .. last - 1 of TALL pieces of weight rows. */
 static void linear_many(const void *job, long first, long last) {
     const Many *a = job;
     long apart = a->steps * TALL + 1;  /* odd, or lanes of many sizes would meet in one set of the cache */
-    floats *w = aligned_alloc(64, sizeof(floats) * LANES * apart), waiting[LEVELS + 1][BROAD][TALL];
-    for (long n = first * TALL * LANES; n < last * TALL * LANES; n += TALL * LANES) {
+    piece *w = aligned_alloc(64, sizeof(piece) * LANES * apart), waiting[LEVELS + 1][BROAD][TALL];
+    for (long n = first * STRIP; n < last * STRIP; n += STRIP) {
         pack_weights(a, w, n, apart);
         for (long m = 0; m < a->tokens; m++) {
             if (m % BROAD == 0) {
-                fetch_weights(a, n + TALL * LANES, m);
+                fetch_weights(a, n + STRIP, m);
                 multiply_many(waiting, a->packed + m * LANES * a->steps, w, a->steps, apart);
             }
-            long some = a->out - n < TALL * LANES ? a->out - n : TALL * LANES;
+            long some = a->out - n < STRIP ? a->out - n : STRIP;
             memcpy(a->y + m * a->out + n, waiting[LEVELS][m % BROAD], sizeof(float) * some);
         }
     }
@@ -243,10 +275,10 @@ typedef struct {
 
 static void share_many(const Linear *a, long steps) {
     long tiles = (a->tokens + BROAD - 1) / BROAD;
-    float *packed = aligned_alloc(64, sizeof(floats) * tiles * steps * BROAD);
+    float *packed = aligned_alloc(64, sizeof(float) * tiles * LANES * steps * BROAD);
     Many job = {a->y, a->x, a->weight, a->half, a->tokens, a->in, a->out, steps, packed};
     share(pack_tokens, &job, tiles, 4);
-    share(linear_many, &job, (a->out + TALL * LANES - 1) / (TALL * LANES), 1);
+    share(linear_many, &job, (a->out + STRIP - 1) / STRIP, 1);
     free(packed);
 }
 
@@ -267,15 +299,16 @@ void linear(const Linear *a) {
 /* Weights are codes 1 .. 255 around 128 with a scale for each row, tokens codes -127 .. 127 with a scale for each
  * group of them. Sums inside a group are whole numbers, so they are the same on every machine.
  *
- * Weights are packed: rows stand side by side in the lanes of a vector, four codes of each, STACK vectors to a band. So
+ * Weights are packed: rows stand side by side in the lanes of a piece, four codes of each, STACK pieces to a band. So
  * no sum has to be taken apart, and a band is read from end to end. */
-#if defined(__AVX512F__)
-#define STACK 3  /* vectors of weight rows that share a pass with TILE tokens: their sums fill the registers */
+#if PIECE == 16
+#define STACK 3  /* pieces of weight rows that share a pass with SHARED tokens: their sums fill the registers */
 #else
-#define STACK 1
+#define STACK 2
 #endif
-#define BAND (STACK * LANES)  /* weight rows */
+#define BAND (STACK * PIECE)  /* weight rows */
 #define FOURS 16  /* words of four codes in a group */
+#define GROUP (4 * FOURS)
 #define AHEAD 4096  /* bytes that are fetched before their turn */
 
 const long band_rows = BAND;
@@ -290,32 +323,34 @@ typedef struct {
 
 typedef struct {
     const LinearInt8 *of;
-    int32_t *codes;   /* [tokens, in / 4] */
+    int32_t *codes;   /* [tokens, in / 4, CODE] */
     int32_t *starts;  /* [tokens, groups]: what a sum over the group begins with, which takes the 128 off every weight */
     float *scales;    /* [tokens, groups] */
 } ByteProduct;
 
 /* A group of one token. */
 static void encode(const float *x, long left, int32_t *codes, int32_t *start, float *scale) {
-    floats parts[4], most = {0};
-    for (int i = 0; i < 4; i++) {
-        parts[i] = load_some(x + i * LANES, left - i * LANES);
-        floats size = (floats)((words)parts[i] & 0x7FFFFFFFu);
-        most = pick(size > most, size, most);
+    float group[GROUP] = {0}, largest = 0.0f;
+    int32_t rounded[GROUP], sum = 0;
+    memcpy(group, x, sizeof(float) * (left < GROUP ? left : GROUP));
+    piece most = {0};
+    for (int i = 0; i < GROUP; i += PIECE) {
+        piece size = (piece)((piece_words)load_piece(group + i) & 0x7FFFFFFFu);
+        piece_ints more = size > most;
+        most = (piece)((more & (piece_ints)size) | (~more & (piece_ints)most));
     }
-    float largest = 0.0f;
-    for (int i = 0; i < LANES; i++) largest = most[i] > largest ? most[i] : largest;
+    for (int i = 0; i < PIECE; i++) largest = most[i] > largest ? most[i] : largest;
     float by = largest > 0.0f ? 127.0f / largest : 0.0f;
-    ints sum = {0};
-    for (int i = 0; i < 4; i++) {
-        floats half = (floats)(((words)parts[i] & 0x80000000u) | (words)((floats){0} + 0.5f));
-        ints rounded = __builtin_convertvector(parts[i] * by + half, ints);
-        sum += rounded;
-        narrow narrowed = __builtin_convertvector(rounded, narrow);
-        memcpy(codes + i * 4, &narrowed, sizeof narrowed);
+    for (int i = 0; i < GROUP; i++) rounded[i] = (int32_t)(group[i] * by + copysignf(0.5f, group[i]));
+    for (int i = 0; i < GROUP; i++) sum += rounded[i];
+    for (int i = 0; i < FOURS; i++) {
+        const int32_t *four = rounded + 4 * i;
+        for (int j = 0; j < CODE; j++)
+            codes[CODE * i + j] = CODE == 2 ? (four[j] & 0xFFFF) | (int32_t)((uint32_t)four[j + 2] << 16)
+                                            : (int32_t)((four[0] & 0xFFu) | (four[1] & 0xFFu) << 8 |
+                                                        (four[2] & 0xFFu) << 16 | (four[3] & 0xFFu) << 24);
     }
-    *start = 0;
-    for (int i = 0; i < LANES; i++) *start -= 128 * sum[i];
+    *start = -128 * sum;
     *scale = largest / 127.0f;
 }
 
@@ -325,27 +360,29 @@ static inline __attribute__((always_inline)) void multiply_bytes(const ByteProdu
     const LinearInt8 *a = p->of;
     long fours = a->in / 4, groups = fours / FOURS, n = band * BAND;
     const uint8_t *w = (const uint8_t *)a->packed + n * a->in;
-    floats sum[TILE][STACK] = {0};
+    piece sum[SHARED][STACK] = {0};
     for (long g = 0; g < groups; g++) {
-        ints part[TILE][STACK];
+        piece_ints part[SHARED][STACK];
         for (int j = 0; j < tokens; j++)
-            for (int i = 0; i < STACK; i++) part[j][i] = (ints){0} + p->starts[(m + j) * groups + g];
+            for (int i = 0; i < STACK; i++) part[j][i] = (piece_ints){0} + p->starts[(m + j) * groups + g];
         for (long k = g * FOURS; k < (g + 1) * FOURS; k++, w += BAND * 4) {
-            bytes at[STACK];
+            weights at[STACK];
             for (int i = 0; i < STACK; i++) {
-                memcpy(&at[i], w + i * LANES * 4, sizeof at[i]);
-                if (!m) __builtin_prefetch(w + AHEAD + i * LANES * 4, 0, 2);
+                piece_words four;
+                memcpy(&four, w + i * PIECE * 4, sizeof four);
+                at[i] = ready_weights(four);
+                if (!m) __builtin_prefetch(w + AHEAD + i * PIECE * 4, 0, 2);
             }
             for (int j = 0; j < tokens; j++)
                 for (int i = 0; i < STACK; i++)
-                    part[j][i] = add_products(part[j][i], at[i], (bytes)((ints){0} + p->codes[(m + j) * fours + k]));
+                    part[j][i] = add_products(part[j][i], at[i], p->codes + ((m + j) * fours + k) * CODE);
         }
         for (int j = 0; j < tokens; j++)
             for (int i = 0; i < STACK; i++)
-                sum[j][i] += __builtin_convertvector(part[j][i], floats) * p->scales[(m + j) * groups + g];
+                sum[j][i] += __builtin_convertvector(part[j][i], piece) * p->scales[(m + j) * groups + g];
     }
     for (int j = 0; j < tokens; j++) {
-        for (int i = 0; i < STACK; i++) sum[j][i] *= load(a->scales + n + i * LANES);
+        for (int i = 0; i < STACK; i++) sum[j][i] *= load_piece(a->scales + n + i * PIECE);
         memcpy(a->y + (m + j) * a->out + n, sum[j], sizeof(float) * (a->out - n < BAND ? a->out - n : BAND));
     }
 }
@@ -354,22 +391,22 @@ static inline __attribute__((always_inline)) void multiply_bytes(const ByteProdu
 static void linear_bytes(const void *job, long first, long last) {
     const ByteProduct *p = job;
     for (long band = first; band < last; band++)
-        for (long m = 0; m < p->of->tokens; m += TILE) {
-            long count = p->of->tokens - m;
+        for (long m = 0; m < p->of->tokens; m += SHARED) {
+            long count = p->of->tokens - m < SHARED ? p->of->tokens - m : SHARED;
             if (count == 1) multiply_bytes(p, band, m, 1);
             else if (count == 2) multiply_bytes(p, band, m, 2);
             else if (count == 3) multiply_bytes(p, band, m, 3);
-            else multiply_bytes(p, band, m, 4);
+            else multiply_bytes(p, band, m, SHARED);
         }
 }
 
 void linear_int8(const LinearInt8 *a) {
     long fours = a->in / 4, groups = fours / FOURS;
-    int32_t *made = malloc(sizeof(int32_t) * a->tokens * (fours + 2 * groups));
-    ByteProduct job = {a, made, made + a->tokens * fours, (float *)made + a->tokens * (fours + groups)};
+    int32_t *made = malloc(sizeof(int32_t) * a->tokens * (fours * CODE + 2 * groups)), *starts = made + a->tokens * fours * CODE;
+    ByteProduct job = {a, made, starts, (float *)starts + a->tokens * groups};
     for (long m = 0; m < a->tokens; m++)
         for (long g = 0; g < groups; g++)
-            encode(a->x + m * a->size + g * FOURS * 4, a->size - g * FOURS * 4, job.codes + m * fours + g * FOURS,
+            encode(a->x + m * a->size + g * GROUP, a->size - g * GROUP, job.codes + (m * fours + g * FOURS) * CODE,
                    job.starts + m * groups + g, job.scales + m * groups + g);
     share_blocks(linear_bytes, &job, (a->out + BAND - 1) / BAND, BAND * a->in);
     free(made);

@@ -5,7 +5,7 @@
  */
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512VNNI__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -14,10 +14,36 @@
 typedef float floats __attribute__((vector_size(64)));
 typedef float eight __attribute__((vector_size(32)));
 typedef float four __attribute__((vector_size(16)));
+typedef int32_t four_ints __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint8_t bytes __attribute__((vector_size(64)));
-typedef int8_t narrow __attribute__((vector_size(16)));
+
+/* Compilers that split vectors keep them in memory. What must stay in registers is written in pieces: vectors of the
+ * machine's own width, PIECES of which are one of LANES. */
+#if defined(__AVX512F__)
+#define PIECE 16
+#elif defined(__AVX__)
+#define PIECE 8
+#else
+#define PIECE 4
+#endif
+#define PIECES (LANES / PIECE)
+
+typedef float piece __attribute__((vector_size(4 * PIECE)));
+typedef int32_t piece_ints __attribute__((vector_size(4 * PIECE)));
+typedef uint16_t piece_shorts __attribute__((vector_size(4 * PIECE)));
+typedef uint32_t piece_words __attribute__((vector_size(4 * PIECE)));
+
+static inline piece load_piece(const float *p) { piece v; memcpy(&v, p, sizeof v); return v; }
+static inline void store_piece(float *p, piece v) { memcpy(p, &v, sizeof v); }
+
+/* Up to a piece, zeros past the end. */
+static inline piece load_left(const float *p, long left) {
+    if (left >= PIECE) return load_piece(p);
+    piece v = {0};
+    if (left > 0) memcpy(&v, p, sizeof(float) * left);
+    return v;
+}
 
 static inline floats load(const float *p) { floats v; memcpy(&v, p, sizeof v); return v; }
 static inline void store(float *p, floats v) { memcpy(p, &v, sizeof v); }
@@ -34,61 +60,105 @@ static inline float add_lanes(floats v) {
 }
 
 #if defined(__clang__)
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLE(TYPE, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
+#define SHUFFLE(TYPE, a, b, ...) __builtin_shuffle(a, b, (TYPE){__VA_ARGS__})
 #endif
 
-/* add_lanes of four vectors at once: the same sums in the same order. */
-static inline four add_lanes4(const floats v[4]) {
-    floats a = SHUFFLE(v[0], v[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               SHUFFLE(v[0], v[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    floats b = SHUFFLE(v[2], v[3], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               SHUFFLE(v[2], v[3], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    floats c = SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-               SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    c += SHUFFLE(c, c, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    c += SHUFFLE(c, c, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-    return (four){c[0], c[4], c[8], c[12]};
+/* The first half of add_lanes, of a vector whose pieces stand `apart`. */
+static inline four fold_lanes(const piece *v, long apart) {
+#if PIECE == 4
+    return (v[0] + v[2 * apart]) + (v[apart] + v[3 * apart]);
+#else
+    eight low, high;
+    memcpy(&low, &v[0], sizeof low);
+    memcpy(&high, PIECES == 1 ? (const char *)v + sizeof low : (const char *)&v[apart], sizeof high);
+    low += high;
+    four a, b;
+    memcpy(&a, &low, sizeof a);
+    memcpy(&b, (char *)&low + sizeof a, sizeof b);
+    return a + b;
+#endif
 }
 
-/* The even elements of 32, and the odd ones. */
-static inline floats evens(floats a, floats b) {
-    return SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+/* The second half, of four at once: the same sums in the same order. */
+static inline four add_fours(four a, four b, four c, four d) {
+    four ab = SHUFFLE(four_ints, a, b, 0, 4, 1, 5), cd = SHUFFLE(four_ints, c, d, 0, 4, 1, 5);
+    four up = SHUFFLE(four_ints, a, b, 2, 6, 3, 7), more = SHUFFLE(four_ints, c, d, 2, 6, 3, 7);
+    ab += up, cd += more;  /* lanes 0 and 2 of a, of b; lanes 1 and 3 of a, of b */
+    return SHUFFLE(four_ints, ab, cd, 0, 1, 4, 5) + SHUFFLE(four_ints, ab, cd, 2, 3, 6, 7);
 }
-static inline floats odds(floats a, floats b) {
-    return SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+
+/* add_lanes of four vectors at once, whose pieces stand `apart`. */
+static inline four add_lanes4(const piece v[4], long apart) {
+    return add_fours(fold_lanes(v, apart), fold_lanes(v + 1, apart), fold_lanes(v + 2, apart), fold_lanes(v + 3, apart));
 }
+
+/* Pick from PIECE places each: every lane's, by a macro of the lane and a size. */
+#if PIECE == 16
+#define EACH(f, size)                                                                                               \
+    f(0, size), f(1, size), f(2, size), f(3, size), f(4, size), f(5, size), f(6, size), f(7, size), f(8, size),     \
+        f(9, size), f(10, size), f(11, size), f(12, size), f(13, size), f(14, size), f(15, size)
+#elif PIECE == 8
+#define EACH(f, size) f(0, size), f(1, size), f(2, size), f(3, size), f(4, size), f(5, size), f(6, size), f(7, size)
+#else
+#define EACH(f, size) f(0, size), f(1, size), f(2, size), f(3, size)
+#endif
+#define UPPER(i, size) ((i) & (size) ? (i) - (size) + PIECE : (i))
+#define LOWER(i, size) ((i) & (size) ? (i) + PIECE : (i) + (size))
 
 /* Swap the off-diagonal blocks of `size` lanes in every square of twice as many. */
-#define SWAP_BLOCKS(v, size, upper, lower)                       \
-    for (int i_ = 0; i_ < LANES; i_++)                           \
-        if (!(i_ & (size))) {                                    \
-            floats a_ = (v)[i_], b_ = (v)[i_ + (size)];          \
-            (v)[i_] = SHUFFLE(a_, b_, upper);                    \
-            (v)[i_ + (size)] = SHUFFLE(a_, b_, lower);           \
+#define SWAP_BLOCKS(v, size)                                                       \
+    for (int i_ = 0; i_ < PIECE; i_++)                                             \
+        if (!(i_ & (size))) {                                                      \
+            piece a_ = (v)[i_], b_ = (v)[i_ + (size)];                             \
+            (v)[i_] = SHUFFLE(piece_ints, a_, b_, EACH(UPPER, size));              \
+            (v)[i_ + (size)] = SHUFFLE(piece_ints, a_, b_, EACH(LOWER, size));     \
         }
-#define LIST(...) __VA_ARGS__
 
-/* Sixteen vectors as the rows of a square, which become its columns. */
-static inline void transpose(floats v[LANES]) {
-    SWAP_BLOCKS(v, 8, LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-                LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-    SWAP_BLOCKS(v, 4, LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-                LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-    SWAP_BLOCKS(v, 2, LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-                LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-    SWAP_BLOCKS(v, 1, LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
-                LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+/* Pieces as the rows of a square, which become its columns. */
+static inline void transpose(piece v[PIECE]) {
+#if PIECE > 8
+    SWAP_BLOCKS(v, 8)
+#endif
+#if PIECE > 4
+    SWAP_BLOCKS(v, 4)
+#endif
+    SWAP_BLOCKS(v, 2)
+    SWAP_BLOCKS(v, 1)
 }
 
-/* Each lane of the sum plus four products of an unsigned byte of a and a signed one of b. */
-static inline ints add_products(ints sum, bytes a, bytes b) {
+/* Products of bytes: each lane of a sum plus those of four weights, 0 .. 255, and four codes, -127 .. 127, which are CODE
+ * words: all four, or two pairs in 16 bits each, the even ones first. */
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
+#define CODE 1
+typedef piece_words weights;
+static inline weights ready_weights(piece_words w) { return w; }
+#else
+#define CODE 2
+typedef struct {
+    piece_words even, odd;
+} weights;
+static inline weights ready_weights(piece_words w) { return (weights){w & 0x00FF00FFu, (piece_words)((piece_shorts)w >> 8)}; }
+#endif
+
+static inline piece_ints add_products(piece_ints sum, weights w, const int32_t *code) {
+    piece_ints first = (piece_ints){0} + code[0];
 #if defined(__AVX512VNNI__)
-    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+    return (piece_ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)first);
+#elif defined(__AVXVNNI__)
+    return (piece_ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)first);
+#elif defined(__AVX512BW__)
+    piece_ints second = (piece_ints){0} + code[1];
+    sum += (piece_ints)_mm512_madd_epi16((__m512i)w.even, (__m512i)first);
+    return sum + (piece_ints)_mm512_madd_epi16((__m512i)w.odd, (__m512i)second);
+#elif defined(__AVX2__)
+    piece_ints second = (piece_ints){0} + code[1];
+    sum += (piece_ints)_mm256_madd_epi16((__m256i)w.even, (__m256i)first);
+    return sum + (piece_ints)_mm256_madd_epi16((__m256i)w.odd, (__m256i)second);
 #else
     for (int shift = 0; shift < 32; shift += 8)
-        sum += (ints)((words)a << (24 - shift) >> 24) * ((ints)b << (24 - shift) >> 24);
+        sum += (piece_ints)(w << (24 - shift) >> 24) * (first << (24 - shift) >> 24);
     return sum;
 #endif
 }
