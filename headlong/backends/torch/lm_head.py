@@ -1,20 +1,24 @@
 """A cheap copy of the LM head for drafting."""
 
+import torch
 from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import draft_words, fused
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight
-from headlong.backends.torch.native.library import library
+from headlong.backends.torch.kernels.pick import embed
+
+PART = 1024  # rows that are in memory once more while they are copied
 
 
 class DraftHead:
     """Logits for drafts. They decide nothing, so 8 bits a weight are worth their last digits; a GPU leaves out tokens
     that texts hardly have."""
 
-    def __init__(self, matrix: Tensor, exact: Weight) -> None:
-        lib = library() if matrix.device.type == "cpu" else None
-        self.lexicon = draft_words().Lexicon(matrix) if fused(matrix) else None
-        self.weight = Int8Weight(lib, len(matrix), [matrix]) if lib else exact
+    def __init__(self, exact: Weight) -> None:
+        lib, rows = exact.native, exact.out_features
+        self.lexicon = draft_words().Lexicon(exact.matrix) if fused(exact.matrix) else None
+        parts = (embed(exact, some, torch.float32) for some in torch.arange(rows).split(PART))
+        self.weight = Int8Weight(lib, rows, parts) if lib else exact
 
     @property
     def words(self) -> Tensor | None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight
-from headlong.backends.torch.native import huge
 from headlong.backends.torch.native.library import library
 from headlong.checkpoint.weights import Array, Weights
 
@@ -62,14 +61,14 @@ class Loader:
         return Weight(self.settled(rows, parts))
 
     def settled(self, rows: int, parts: Iterable[Tensor]) -> Tensor:
-        """Stacked where rounds read fastest."""
+        """Stacked."""
         if self.native is None:
             read = list(parts)
             return read[0] if len(read) == 1 else torch.cat(read)
         together, done = None, 0
         for part in parts:
             if together is None:
-                together = huge.empty((rows, part.shape[1]), part.dtype)
+                together = torch.empty((rows, part.shape[1]), dtype=part.dtype)
             together = together.to(torch.promote_types(together.dtype, part.dtype))
             together[done : done + len(part)] = part
             done += len(part)

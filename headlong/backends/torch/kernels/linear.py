@@ -10,6 +10,8 @@ from headlong.backends.torch.kernels.norm import swiglu
 from headlong.backends.torch.native import huge
 from headlong.backends.torch.native.library import Kernels, library
 
+HALF = {torch.float32: False, torch.bfloat16: True}  # types of weights that our kernels take
+BLOCK = 32  # elements that rows of packed weights are whole blocks of
 FIXED_TILE = 16  # rows in one call where a library's bits depend on how many rows there are
 PROBED_ROWS = (3, 4, 9, 17)
 
@@ -17,25 +19,30 @@ PROBED_ROWS = (3, 4, 9, 17)
 class Weight:
     """A matrix [out, in] in the layout its device multiplies fastest.
 
-    On a CPU with our own kernels it keeps its stored type, since bfloat16 widens to float32 exactly and half the
-    bytes are half the time. Otherwise it is float32 packed by oneDNN there, and as it is everywhere else.
+    On a CPU with our own kernels it is packed for them in its stored type, since bfloat16 widens to float32 exactly and
+    half the bytes are half the time. Otherwise it is float32 packed by oneDNN there, and as it is everywhere else.
     """
 
     def __init__(self, matrix: Tensor) -> None:
         self.out_features, self.in_features = matrix.shape
         cpu = matrix.device.type == "cpu"
-        self.native = library() if cpu and matrix.dtype in (torch.float32, torch.bfloat16) else None
+        self.native = library() if cpu and matrix.dtype in HALF else None
         self.packed = cpu and not self.native and torch.backends.mkldnn.is_available()
-        if self.packed:
+        if self.native:
+            matrix = _packed(matrix.contiguous(), self.native)
+        elif self.packed:
             matrix = torch.ops.mkldnn._reorder_linear_weight(matrix.float(), None)
-        self.matrix = matrix if self.packed else matrix.contiguous()
+        self.matrix = matrix.contiguous() if not self.packed else matrix
         self.rows_agree = self.packed and _agrees(self, _any_number)
         self.tile = FIXED_TILE if _agrees(self, _any_place) else 1  # rows multiplied together where that matters
 
     def multiply(self, x: Tensor) -> Tensor:
         """Many rows in one call; with our own kernels each as if it were alone."""
         if self.native:
-            return _native(x.contiguous(), self, self.native)
+            x, y = x.contiguous(), x.new_empty(len(x), self.out_features)
+            half, sizes = HALF[self.matrix.dtype], (len(x), self.in_features, self.out_features)
+            self.native.linear(y.data_ptr(), x.data_ptr(), self.matrix.data_ptr(), half, *sizes)
+            return y
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.matrix, None, "none", [], "")
         return torch.nn.functional.linear(x, self.matrix.to(x.dtype))
@@ -70,12 +77,11 @@ def linear_swiglu(x: Tensor, weight: "Weight | Int8Weight") -> Tensor:
     return swiglu(linear(x, weight))
 
 
-def _native(x: Tensor, weight: Weight, lib: Kernels) -> Tensor:
-    rows, size, out = x.shape[0], weight.in_features, weight.out_features
-    y = x.new_empty(rows, out)
-    half = weight.matrix.dtype == torch.bfloat16
-    lib.linear(y.data_ptr(), x.data_ptr(), weight.matrix.data_ptr(), half, rows, size, out)
-    return y
+def _packed(matrix: Tensor, lib: Kernels) -> Tensor:
+    rows, size = matrix.shape
+    packed = huge.empty((-(-rows // lib.strip_rows) * lib.strip_rows, -(-size // BLOCK) * BLOCK), matrix.dtype)
+    lib.pack_linear(packed.data_ptr(), matrix.data_ptr(), HALF[matrix.dtype], size, rows)
+    return packed
 
 
 _probed: dict[tuple[object, ...], bool] = {}

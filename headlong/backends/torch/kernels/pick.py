@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, places
+from headlong.backends.torch.kernels.linear import HALF, Weight
 from headlong.backends.torch.native.library import library
 
 
@@ -47,14 +48,17 @@ def best_word(scores: Tensor, words: Tensor | None, to: Tensor) -> None:
         to.copy_(token if words is None else words[token])
 
 
-def embed(table: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+def embed(table: Tensor | Weight, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows [N] of a table [V, H] in the model's dtype; from bfloat16 to float32 no bit is lost."""
-    lib = library() if table.is_cpu and dtype == torch.float32 else None
-    if lib is None or table.dtype not in (torch.float32, torch.bfloat16):
-        return table[tokens].to(dtype)
-    y = torch.empty(len(tokens), table.shape[1], dtype=torch.float32)
-    half = table.dtype == torch.bfloat16
-    lib.embed(y.data_ptr(), table.data_ptr(), half, tokens.data_ptr(), len(tokens), table.shape[1])
+    if packed := isinstance(table, Weight):
+        rows, size = table.matrix, table.in_features
+    else:
+        rows, size = table, table.shape[1]
+    lib = library() if rows.is_cpu and dtype == torch.float32 else None
+    if lib is None or rows.dtype not in HALF:
+        return rows[tokens].to(dtype)
+    y = torch.empty(len(tokens), size, dtype=torch.float32)
+    lib.embed(y.data_ptr(), rows.data_ptr(), packed, HALF[rows.dtype], tokens.data_ptr(), len(tokens), size)
     return y
 
 

@@ -130,13 +130,12 @@ class Qwen35:
         self.config = config
         self.dtype, self.device = loader.dtype, loader.device
         v, h = config.vocab_size, config.hidden_size
+        table, tied = loader.stored("embed_tokens.weight", v, h), config.tie_word_embeddings
+        self.lm_head = Weight(loader.ready(table if tied else loader.stored("lm_head.weight", v, h)))
         # The table keeps its stored dtype: a looked-up row is widened exactly.
-        self.embed_tokens = loader.settled(v, [loader.stored("embed_tokens.weight", v, h)])
-        tied = config.tie_word_embeddings
-        matrix = self.embed_tokens if tied else loader.settled(v, [loader.stored("lm_head.weight", v, h)])
-        self.lm_head = Weight(loader.ready(matrix))
-        draft_head = DraftHead(matrix, self.lm_head) if with_head else None
-        del matrix
+        self.embed_tokens: Tensor | Weight = self.lm_head if tied and self.lm_head.native else table
+        del table
+        draft_head = DraftHead(self.lm_head) if with_head else None
         rope = Rope(context, config.rotary_dim, config.rope_theta, loader.device)
         self.layers: list[Layer] = []
         attention = recurrent = 0

@@ -12,23 +12,25 @@ from torch import Tensor
 
 SLAB = 1 << 26
 LINE = 64
-LARGE = 1 << 20
+LITTER = 1 << 22  # bytes handed out after which the C library is asked for what it holds
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
 _lock = threading.Lock()  # models may be loaded in several threads
 _slab: "weakref.ref[mmap.mmap] | None" = None
-_used = 0
+_used = _since = 0  # bytes: of the slab, and handed out since the C library was asked
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A CPU tensor side by side with others in few large mappings, whose pages the system may join."""
-    global _slab, _used
+    global _slab, _used, _since
     count = torch.Size(shape).numel()
     size = -(-count * dtype.itemsize // LINE) * LINE
-    if size >= LARGE and _trim:
-        _trim(0)  # what was read and copied before would else stay with the C library, up to 64 MB of it
     with _lock:
+        _since += size
+        if _since >= LITTER and _trim:
+            _since = 0
+            _trim(0)  # what was read and copied before would else stay with the C library, up to 64 MB of it
         slab = _slab() if _slab else None
         if slab is None or _used + size > len(slab):
             slab, _used = _map(max(size, SLAB)), 0

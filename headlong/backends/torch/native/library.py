@@ -26,6 +26,7 @@ TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "f": ctypes.c_float}
 # The arguments of each kernel: the members of its struct.
 SIGNATURES = {
     "linear": "pppllll",
+    "pack_linear": "pplll",
     "linear_int8": "ppppllll",
     "add_norm": "ppppllf",
     "pair_norm": "ppppllf",
@@ -38,7 +39,7 @@ SIGNATURES = {
     "delta_chunk": "ppppll",
     "delta_fold": "pppplllll",
     "place": "ppppppppppllll",
-    "embed": "pplpll",
+    "embed": "ppllpll",
     "last_kept": "ppppll",
     "best": "ppll",
     "best_allowed": "ppplll",
@@ -82,6 +83,7 @@ class Kernels(SimpleNamespace):
             getattr(loaded, name).restype = None
         super().__init__(**{name: Kernel(getattr(loaded, name), letters) for name, letters in SIGNATURES.items()})
         self.use_threads = loaded.use_threads
+        self.strip_rows = ctypes.c_long.in_dll(loaded, "strip_rows").value
         self.band_rows = ctypes.c_long.in_dll(loaded, "band_rows").value
 
 

@@ -1,15 +1,10 @@
 /* Products with weights: y [N, out] = x [N, in] w', weights in float32, bfloat16 or 8 bits.
  *
- * Each product of a weight row and a token is its own chain of sums over k, the same in every tile and for any number
- * of tokens.
+ * Weights are packed: rows stand side by side in the lanes of a piece, TALL pieces to a strip, so no sum has to be taken
+ * apart, and a strip is read from end to end.
  */
-#define TILE 4  /* weight rows that share a pass */
-#if PIECE == 8
-#define SHARED 3  /* tokens that do: their sums fill the registers, of which there are 16 of this width */
-#else
-#define SHARED 4
-#endif
 #define CHUNK_BYTES (1 << 18)  /* weights in the largest chunk of a product: what is fetched past its end is wasted */
+#define AHEAD 4096  /* bytes of them that are fetched before their turn */
 #define CHUNKS 8  /* of a smaller product, so that threads end together */
 
 static inline long whole(long size, long block) { return (size + block - 1) / block * block; }
@@ -22,121 +17,9 @@ static void share_blocks(Work work, const void *job, long blocks, long bytes) {
 
 /* ---- float32 and bfloat16 -------------------------------------------------------------------------------------- */
 
-/* A block of bfloat16 is read as 16 words that hold two neighbours each: the even ones become floats by a shift, the
- * odd ones by a mask. So the tokens are laid out with the 16 even elements of each block first (see `ready`). */
-#define BLOCK 32
-
-/* One piece of a block's weights: of its first 16 lanes, or of the others. */
-static inline piece wide_piece(const float *block, long part, long odd) {
-    return load_piece(block + part * PIECE + odd * LANES);
-}
-
-static inline piece half_piece(const uint16_t *block, long part, long odd) {
-    piece_words pairs;
-    memcpy(&pairs, block + part * 2 * PIECE, sizeof pairs);
-    return odd ? (piece)(pairs & 0xFFFF0000u) : (piece)(pairs << 16);
-}
-
-typedef struct {
-    float *y;
-    const float *x;  /* [tokens, padded], as `ready` left it */
-    const void *weight;
-    long tokens, in, out, padded;
-} Product;
-
-/* `TOKENS` tokens by TILE weight rows, which may be one and the same past the end of the matrix. y rows are `out` apart.
- * Pieces come one after the other, so that the sums of one fit the registers. */
-#define LINEAR_TILE(NAME, TYPE, TAKE, TOKENS)                                                                       \
-    static inline __attribute__((always_inline)) void NAME##_block(piece sum[TOKENS][TILE], const float *x,         \
-                                                                   const TYPE *const w[TILE], long padded,          \
-                                                                   long part) {                                     \
-        for (long odd = 0; odd < 2; odd++) {                                                                        \
-            piece token[TOKENS];                                                                                    \
-            for (int m = 0; m < TOKENS; m++) token[m] = load_piece(x + m * padded + part * PIECE + odd * LANES);    \
-            for (int n = 0; n < TILE; n++) {                                                                        \
-                piece weight = TAKE(w[n], part, odd);                                                               \
-                for (int m = 0; m < TOKENS; m++) sum[m][n] += weight * token[m];                                    \
-            }                                                                                                       \
-        }                                                                                                           \
-    }                                                                                                               \
-    static void NAME(float *y, const float *x, const TYPE *const w[TILE], const Product *p, long some) {            \
-        piece sums[PIECES][TOKENS][TILE];                                                                           \
-        long in = p->in, padded = p->padded;                                                                        \
-        for (long part = 0; part < PIECES; part++) {                                                                \
-            piece sum[TOKENS][TILE] = {0};                                                                          \
-            long k = 0;                                                                                             \
-            for (; k + BLOCK <= in; k += BLOCK) {                                                                   \
-                const TYPE *const at[TILE] = {w[0] + k, w[1] + k, w[2] + k, w[3] + k};                              \
-                /* Rows are short streams: fetch the next tile's while this one's are multiplied. */                \
-                for (int n = 0; n < TILE; n++) {                                                                    \
-                    __builtin_prefetch(at[n] + TILE * in, 0, 2);                                                    \
-                    if (sizeof(TYPE) == 4) __builtin_prefetch(at[n] + TILE * in + LANES, 0, 2);                     \
-                }                                                                                                   \
-                NAME##_block(sum, x + k, at, padded, part);                                                         \
-            }                                                                                                       \
-            if (k < in) {                                                                                           \
-                TYPE tail[TILE][BLOCK] = {0};                                                                       \
-                for (int n = 0; n < TILE; n++) memcpy(tail[n], w[n] + k, sizeof(TYPE) * (in - k));                  \
-                NAME##_block(sum, x + k, (const TYPE *const[TILE]){tail[0], tail[1], tail[2], tail[3]}, padded, part);\
-            }                                                                                                       \
-            memcpy(sums[part], sum, sizeof sum);                                                                    \
-        }                                                                                                           \
-        for (int m = 0; m < TOKENS; m++) {                                                                          \
-            four sum = add_lanes4(sums[0][m], TOKENS * TILE);                                                       \
-            memcpy(y + m * p->out, &sum, sizeof(float) * some);                                                     \
-        }                                                                                                           \
-    }
-
-/* Tiles first .. last - 1 of the weight's rows. */
-#define LINEAR(NAME, TYPE, TAKE)                                                                                    \
-    LINEAR_TILE(NAME##_1, TYPE, TAKE, 1)                                                                            \
-    LINEAR_TILE(NAME##_2, TYPE, TAKE, 2)                                                                            \
-    LINEAR_TILE(NAME##_3, TYPE, TAKE, 3)                                                                            \
-    LINEAR_TILE(NAME##_4, TYPE, TAKE, 4)                                                                            \
-    static void NAME(const void *job, long first, long last) {                                                      \
-        const Product *p = job;                                                                                     \
-        for (long n = first * TILE; n < last * TILE; n += TILE) {                                                   \
-            const TYPE *w[TILE];                                                                                    \
-            long some = p->out - n < TILE ? p->out - n : TILE;                                                      \
-            for (int i = 0; i < TILE; i++) w[i] = (const TYPE *)p->weight + (n + (i < some ? i : 0)) * p->in;       \
-            for (long m = 0; m < p->tokens; m += SHARED) {                                                          \
-                float *y = p->y + m * p->out + n;                                                                   \
-                const float *x = p->x + m * p->padded;                                                              \
-                long count = p->tokens - m < SHARED ? p->tokens - m : SHARED;                                       \
-                if (count == 1) NAME##_1(y, x, w, p, some);                                                         \
-                else if (count == 2) NAME##_2(y, x, w, p, some);                                                    \
-                else if (count == 3) NAME##_3(y, x, w, p, some);                                                    \
-                else NAME##_4(y, x, w, p, some);                                                                    \
-            }                                                                                                       \
-        }                                                                                                           \
-    }
-
-LINEAR(linear_wide, float, wide_piece)
-LINEAR(linear_half, uint16_t, half_piece)
-
-/* Tokens padded with zeros to whole blocks; for bfloat16 the even elements of each block come first. */
-static float *ready(const float *x, long tokens, long in, long padded, long half) {
-    float *to = aligned_alloc(64, sizeof(float) * tokens * padded);
-    for (long m = 0; m < tokens; m++) {
-        float *row = to + m * padded;
-        memcpy(row, x + m * in, sizeof(float) * in);
-        memset(row + in, 0, sizeof(float) * (padded - in));
-        for (long start = 0; half && start < padded; start += BLOCK) {
-            float block[BLOCK];
-            memcpy(block, row + start, sizeof block);
-            for (int i = 0; i < LANES; i++) row[start + i] = block[2 * i], row[start + LANES + i] = block[2 * i + 1];
-        }
-    }
-    return to;
-}
-
-/* ---- many tokens ----------------------------------------------------------------------------------------------- */
-
-/* The 16 lanes of a product's sum one after the other, each for many weight rows and tokens at once: the rows stand in
- * the lanes of a piece now, so no sum has to be taken apart. Lane l of a row's step i is what `ready` and the tiles
- * above have there, and the lanes are added in the order of `add_lanes`, so the bits are those of a few tokens. Their
- * turns are their own numbers' bits in reverse, so a turn's lane is found as a lane's turn is. */
-#define MANY 48  /* tokens from which the new order pays for itself */
+/* Each product of a weight row and a token is LANES sums, of every sixteenth element each, added in the order of
+ * `add_lanes`; the same for any number of tokens. Lanes come one after the other, in turns that are their own numbers'
+ * bits in reverse, so that what waits to be added is little. */
 #if PIECE == 8
 #define BROAD 4  /* tokens, and pieces of weight rows, that share a pass: their sums fill the registers */
 #else
@@ -145,154 +28,176 @@ static float *ready(const float *x, long tokens, long in, long padded, long half
 #define TALL 3
 #define STRIP (TALL * PIECE)  /* weight rows of a pass */
 #define LEVELS 4  /* of additions over lanes */
+#define BLOCK 32  /* elements: rows are whole blocks, zeros past their end */
+#define CROWD 4  /* tiles of tokens that share a lane's weights */
 
+const long strip_rows = STRIP;
 static const int TURN[LANES] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
 
 typedef struct {
     float *y;
     const float *x;
-    const void *weight;
-    long half;  /* the weight is bfloat16, else float32 */
-    long tokens, in, out;
-    long steps;     /* vectors in a row */
-    float *packed;  /* [tokens / BROAD, LANES, steps, BROAD] */
-} Many;
-
-/* One piece of a token's step. */
-static inline piece token_step(const Many *a, long token, long step, long part) {
-    long start = a->half ? step / 2 * BLOCK + part * 2 * PIECE + step % 2 : step * LANES + part * PIECE;
-    long left = token < a->tokens ? a->in - start : 0;
-    const float *x = a->x + token * a->in + start;
-    if (!a->half) return load_left(x, left);
-    piece v = {0};
-    for (int i = 0; i < PIECE && 2 * i < left; i++) v[i] = x[2 * i];
-    return v;
-}
-
-static inline piece half_step(const uint16_t *from, long left, long step) {
-    piece_words pairs = {0};
-    if (left >= 2 * PIECE) memcpy(&pairs, from, sizeof pairs);
-    else if (left > 0) memcpy(&pairs, from, sizeof(uint16_t) * left);
-    return step % 2 ? (piece)(pairs & 0xFFFF0000u) : (piece)(pairs << 16);
-}
-
-/* One piece of a step of PIECE weight rows, zeros past the last. */
-static inline void load_square(const Many *a, piece square[PIECE], long row, long step, long part) {
-    long start = a->half ? step / 2 * BLOCK + part * 2 * PIECE : step * LANES + part * PIECE, left = a->in - start;
-    const uint16_t *half = (const uint16_t *)a->weight + row * a->in + start;
-    const float *wide = (const float *)a->weight + row * a->in + start;
-    /* Loops without a choice inside where nothing is missing. */
-    if (row + PIECE <= a->out && left >= 2 * PIECE && a->half)
-        for (int n = 0; n < PIECE; n++) square[n] = half_step(half + n * a->in, 2 * PIECE, step);
-    else if (row + PIECE <= a->out && left >= PIECE && !a->half)
-        for (int n = 0; n < PIECE; n++) square[n] = load_piece(wide + n * a->in);
-    else
-        for (int n = 0; n < PIECE; n++) {
-            long some = row + n < a->out ? left : 0;
-            square[n] = a->half ? half_step(half + n * a->in, some, step) : load_left(wide + n * a->in, some);
-        }
-}
-
-/* Tiles first .. last - 1 of BROAD tokens. */
-static void pack_tokens(const void *job, long first, long last) {
-    const Many *a = job;
-    for (long tile = first; tile < last; tile++)
-        for (long i = 0; i < a->steps; i++)
-            for (long part = 0; part < PIECES; part++) {
-                piece square[PIECE] = {0};
-                for (int m = 0; m < BROAD; m++) square[m] = token_step(a, tile * BROAD + m, i, part);
-                transpose(square);
-                for (int lane = 0; lane < PIECE; lane++)
-                    memcpy(a->packed + ((tile * LANES + TURN[part * PIECE + lane]) * a->steps + i) * BROAD, &square[lane],
-                           sizeof(float) * BROAD);
-            }
-}
-
-/* TALL pieces of weight rows from row n on, to [LANES][apart], of which [steps][TALL] pieces each are used. */
-static void pack_weights(const Many *a, piece *to, long n, long apart) {
-    for (long v = 0; v < TALL; v++)
-        for (long i = 0; i < a->steps; i++)
-            for (long part = 0; part < PIECES; part++) {
-                piece square[PIECE];
-                load_square(a, square, n + v * PIECE, i, part);
-                transpose(square);
-                for (int lane = 0; lane < PIECE; lane++) to[TURN[part * PIECE + lane] * apart + i * TALL + v] = square[lane];
-            }
-}
-
-/* BROAD tokens by TALL pieces of weight rows; waiting[LEVELS] is what they come to. */
-static void multiply_many(piece waiting[LEVELS + 1][BROAD][TALL], const float *x, const piece *w, long steps,
-                          long apart) {
-    for (int j = 0; j < LANES; j++, x += steps * BROAD, w += apart) {
-        piece sum[BROAD][TALL] = {0};
-        for (long i = 0; i < steps; i++)
-            for (int m = 0; m < BROAD; m++)
-                for (int n = 0; n < TALL; n++) sum[m][n] += x[i * BROAD + m] * w[i * TALL + n];
-        int level = 0;
-        for (; j >> level & 1; level++)
-            for (int m = 0; m < BROAD; m++)
-                for (int n = 0; n < TALL; n++) sum[m][n] += waiting[level][m][n];
-        for (int m = 0; m < BROAD; m++)
-            for (int n = 0; n < TALL; n++) waiting[level][m][n] = sum[m][n];
-    }
-}
-
-/* The part of the weight rows from row n on that is fetched while the tile of tokens at m is multiplied. */
-static void fetch_weights(const Many *a, long n, long m) {
-    long bytes = a->in * (a->half ? 2 : 4), rows = a->out - n < STRIP ? a->out - n : STRIP;
-    if (rows <= 0) return;
-    const char *from = (const char *)a->weight + n * bytes;
-    long first = rows * bytes * m / a->tokens, last = rows * bytes * (m + BROAD) / a->tokens;
-    for (long at = first; at < last && at < rows * bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
-}
-
-/* Tiles first .. last - 1 of TALL pieces of weight rows. */
-static void linear_many(const void *job, long first, long last) {
-    const Many *a = job;
-    long apart = a->steps * TALL + 1;  /* odd, or lanes of many sizes would meet in one set of the cache */
-    piece *w = aligned_alloc(64, sizeof(piece) * LANES * apart), waiting[LEVELS + 1][BROAD][TALL];
-    for (long n = first * STRIP; n < last * STRIP; n += STRIP) {
-        pack_weights(a, w, n, apart);
-        for (long m = 0; m < a->tokens; m++) {
-            if (m % BROAD == 0) {
-                fetch_weights(a, n + STRIP, m);
-                multiply_many(waiting, a->packed + m * LANES * a->steps, w, a->steps, apart);
-            }
-            long some = a->out - n < STRIP ? a->out - n : STRIP;
-            memcpy(a->y + m * a->out + n, waiting[LEVELS][m % BROAD], sizeof(float) * some);
-        }
-    }
-    free(w);
-}
-
-typedef struct {
-    float *y;
-    const float *x;
-    const void *weight;
-    long half;  /* the weight is bfloat16, else float32 */
+    const void *packed;  /* [strips, LANES, steps, STRIP]; of bfloat16 two steps are a word */
+    long half;           /* the weight is bfloat16, else float32 */
     long tokens, in, out;
 } Linear;
 
-static void share_many(const Linear *a, long steps) {
-    long tiles = (a->tokens + BROAD - 1) / BROAD;
-    float *packed = aligned_alloc(64, sizeof(float) * tiles * LANES * steps * BROAD);
-    Many job = {a->y, a->x, a->weight, a->half, a->tokens, a->in, a->out, steps, packed};
-    share(pack_tokens, &job, tiles, 4);
-    share(linear_many, &job, (a->out + STRIP - 1) / STRIP, 1);
-    free(packed);
+typedef struct {
+    const Linear *of;
+    const float *x;    /* tokens as they are multiplied: */
+    long tile, apart;  /* so far from one another are tiles of BROAD tokens, the tokens of a tile, */
+    long lane, step;   /* its lanes, and the steps of a lane */
+    long steps;        /* vectors in a row */
+} Product;
+
+/* What waits to be added, of one tile and a strip. */
+typedef struct {
+    piece at[LEVELS + 1][BROAD][TALL];
+} Waiting;
+
+/* One lane of `tokens` of the tile at token m and a strip's weight rows w. `tokens` and `half` are constants wherever this
+ * is called, so that each has loops of its own. Steps come in their order, of bfloat16 the even ones first. */
+static inline __attribute__((always_inline)) void multiply_lane(Waiting *waiting, const Product *p, const piece_words *w,
+                                                                int turn, long m, const int tokens, const int half) {
+    const long words = half ? 2 : 1;
+    piece sum[BROAD][TALL] = {0};
+    for (long odd = 0; odd < words; odd++) {
+        const float *x = p->x + m / BROAD * p->tile + TURN[turn] * p->lane + odd * p->step;
+        for (long i = 0; i < p->steps / words; i++, x += words * p->step) {
+            piece at[TALL];
+            for (int n = 0; n < TALL; n++) {
+                const piece_words *from = w + i * TALL + n;
+                at[n] = half ? (piece)(odd ? *from & 0xFFFF0000u : *from << 16) : (piece)*from;
+                HOLD(at[n]);  /* compilers would rather read it again for every token */
+                if (!odd && !m) __builtin_prefetch((const char *)from + AHEAD, 0, 2);
+            }
+            for (int t = 0; t < tokens; t++)
+                for (int n = 0; n < TALL; n++) sum[t][n] += x[t * p->apart] * at[n];
+        }
+    }
+    int level = 0;
+    for (; turn >> level & 1; level++)
+        for (int t = 0; t < tokens; t++)
+            for (int n = 0; n < TALL; n++) sum[t][n] += waiting->at[level][t][n];
+    for (int t = 0; t < tokens; t++)
+        for (int n = 0; n < TALL; n++) waiting->at[level][t][n] = sum[t][n];
 }
 
-void linear(const Linear *a) {
-    long padded = whole(a->in, BLOCK), bytes = a->in * (a->half ? 2 : 4);
-    if (a->tokens >= MANY) {
-        share_many(a, padded / LANES);
-        return;
+/* A strip by up to CROWD tiles from token `first` on: every lane's weights are read once and multiplied while they are
+ * near. */
+static inline __attribute__((always_inline)) void multiply_strip(const Product *p, long strip, long first, const int half) {
+    Waiting waiting[CROWD];
+    long out = p->of->out, n = strip * STRIP, some = out - n < STRIP ? out - n : STRIP, size = p->steps / (half ? 2 : 1) * TALL;
+    long last = p->of->tokens - first < CROWD * BROAD ? p->of->tokens : first + CROWD * BROAD;
+    const piece_words *w = (const piece_words *)p->of->packed + strip * LANES * size;
+    for (int turn = 0; turn < LANES; turn++, w += size)
+        for (long m = first; m < last; m += BROAD) {
+            Waiting *to = waiting + (m - first) / BROAD;
+            switch (last - m) {
+                case 1: multiply_lane(to, p, w, turn, m, 1, half); break;
+                case 2: multiply_lane(to, p, w, turn, m, 2, half); break;
+                case 3: multiply_lane(to, p, w, turn, m, 3, half); break;
+                case 4: multiply_lane(to, p, w, turn, m, 4, half); break;
+                case 5: multiply_lane(to, p, w, turn, m, BROAD < 5 ? BROAD : 5, half); break;
+                case 6: multiply_lane(to, p, w, turn, m, BROAD < 6 ? BROAD : 6, half); break;
+                case 7: multiply_lane(to, p, w, turn, m, BROAD < 7 ? BROAD : 7, half); break;
+                default: multiply_lane(to, p, w, turn, m, BROAD, half);
+            }
+        }
+    for (long m = first; m < last; m++)
+        memcpy(p->of->y + m * out + n, waiting[(m - first) / BROAD].at[LEVELS][(m - first) % BROAD], sizeof(float) * some);
+}
+
+/* Strips first .. last - 1. */
+#define LINEAR(NAME, half)                                                                     \
+    static void NAME(const void *job, long first, long last) {                                 \
+        const Product *p = job;                                                                \
+        for (long strip = first; strip < last; strip++)                                        \
+            for (long m = 0; m < p->of->tokens; m += CROWD * BROAD) multiply_strip(p, strip, m, half); \
     }
-    float *made = a->half || padded > a->in ? ready(a->x, a->tokens, a->in, padded, a->half) : NULL;
-    Product job = {a->y, made ? made : a->x, a->weight, a->tokens, a->in, a->out, padded};
-    share_blocks(a->half ? linear_half : linear_wide, &job, (a->out + TILE - 1) / TILE, TILE * bytes);
+
+LINEAR(linear_wide, 0)
+LINEAR(linear_half, 1)
+
+/* Tiles first .. last - 1 of BROAD tokens, to [LANES, steps, BROAD] each. */
+static void pack_tokens(const void *job, long first, long last) {
+    const Product *p = job;
+    const Linear *a = p->of;
+    for (long tile = first; tile < last; tile++)
+        for (long i = 0; i < p->steps; i++)
+            for (long at = i * LANES; at < (i + 1) * LANES; at += PIECE) {
+                piece square[PIECE] = {0};
+                for (long m = 0; m < BROAD && tile * BROAD + m < a->tokens; m++)
+                    square[m] = load_left(a->x + (tile * BROAD + m) * a->in + at, a->in - at);
+                transpose(square);
+                float *to = (float *)p->x + tile * p->tile + at % LANES * p->lane + i * BROAD;
+                for (int lane = 0; lane < PIECE; lane++) memcpy(to + lane * p->lane, &square[lane], sizeof(float) * BROAD);
+            }
+}
+
+/* Where tokens are few they are multiplied as they are, or in a copy whose rows are whole blocks. */
+void linear(const Linear *a) {
+    long padded = whole(a->in, BLOCK), steps = padded / LANES, many = a->tokens > BROAD;
+    float *made = many || padded > a->in ? aligned_alloc(64, sizeof(float) * whole(a->tokens, BROAD) * padded) : NULL;
+    Product job = {a, made ? made : a->x, BROAD * padded, padded, 1, LANES, steps};
+    if (many) {
+        job.apart = 1, job.lane = steps * BROAD, job.step = BROAD;
+        share(pack_tokens, &job, (a->tokens + BROAD - 1) / BROAD, 4);
+    } else if (made) {
+        memset(made, 0, sizeof(float) * a->tokens * padded);
+        for (long m = 0; m < a->tokens; m++) memcpy(made + m * padded, a->x + m * a->in, sizeof(float) * a->in);
+    }
+    share_blocks(a->half ? linear_half : linear_wide, &job, (a->out + STRIP - 1) / STRIP, STRIP * padded * (a->half ? 2 : 4));
     free(made);
 }
+
+typedef struct {
+    void *packed;
+    const void *matrix;  /* [out, in] */
+    long half, in, out;
+} Pack;
+
+/* Where an element of a row stands in a packed matrix. */
+static inline long packed_place(long row, long k, long steps, long half) {
+    long step = k / LANES, first = (row / STRIP * LANES + TURN[k % LANES]) * steps;
+    return half ? (first + step / 2 * 2) * STRIP + row % STRIP * 2 + step % 2 : (first + step) * STRIP + row % STRIP;
+}
+
+/* One block of a row as words, zeros past the last row and the row's end: 32 floats, or 16 pairs of bfloat16. */
+static inline void load_block(const Pack *a, uint32_t words[BLOCK], long row, long start) {
+    long some = row >= a->out ? 0 : a->in - start < BLOCK ? a->in - start : BLOCK;
+    if (a->half) {
+        uint16_t block[BLOCK] = {0};
+        memcpy(block, (const uint16_t *)a->matrix + row * a->in + start, sizeof(uint16_t) * some);
+        for (int i = 0; i < LANES; i++) words[i] = block[i] | (uint32_t)block[LANES + i] << 16;
+    } else {
+        memset(words, 0, sizeof(uint32_t) * BLOCK);
+        memcpy(words, (const float *)a->matrix + row * a->in + start, sizeof(float) * some);
+    }
+}
+
+/* Strips first .. last - 1. */
+static void pack_strips(const void *job, long first, long last) {
+    const Pack *a = job;
+    long blocks = whole(a->in, BLOCK) / BLOCK, each = a->half ? 1 : 2, steps = blocks * each;
+    for (long v = first * TALL; v < last * TALL; v++)
+        for (long block = 0; block < blocks; block++) {
+            uint32_t words[PIECE][BLOCK];
+            for (long n = 0; n < PIECE; n++) load_block(a, words[n], v * PIECE + n, block * BLOCK);
+            for (long i = 0; i < each * LANES; i += PIECE) {
+                piece square[PIECE];
+                for (int n = 0; n < PIECE; n++) memcpy(&square[n], words[n] + i, sizeof(piece));
+                transpose(square);
+                for (int lane = 0; lane < PIECE; lane++) {
+                    long turn = v / TALL * LANES + TURN[i % LANES + lane], step = block * each + i / LANES;
+                    ((piece *)a->packed)[(turn * steps + step) * TALL + v % TALL] = square[lane];
+                }
+            }
+        }
+}
+
+/* A matrix as `linear` takes it. */
+void pack_linear(const Pack *a) { share(pack_strips, a, (a->out + STRIP - 1) / STRIP, 1); }
 
 /* ---- 8 bits ---------------------------------------------------------------------------------------------------- */
 
@@ -302,14 +207,18 @@ void linear(const Linear *a) {
  * Weights are packed: rows stand side by side in the lanes of a piece, four codes of each, STACK pieces to a band. So
  * no sum has to be taken apart, and a band is read from end to end. */
 #if PIECE == 16
-#define STACK 3  /* pieces of weight rows that share a pass with SHARED tokens: their sums fill the registers */
+#define STACK 3  /* pieces of weight rows, and tokens, that share a pass: their sums fill the registers */
+#define SHARED 4
+#elif PIECE == 8
+#define STACK 2
+#define SHARED 3
 #else
 #define STACK 2
+#define SHARED 4
 #endif
 #define BAND (STACK * PIECE)  /* weight rows */
 #define FOURS 16  /* words of four codes in a group */
 #define GROUP (4 * FOURS)
-#define AHEAD 4096  /* bytes that are fetched before their turn */
 
 const long band_rows = BAND;
 

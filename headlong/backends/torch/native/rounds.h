@@ -29,25 +29,29 @@ void place(const Place *a) {
 
 typedef struct {
     float *y;
-    const void *table;
-    long half;  /* the table is bfloat16, else float32 */
+    const void *table;  /* [V, size], or as `pack_linear` leaves it */
+    long packed, half;  /* the table is bfloat16, else float32 */
     const int64_t *tokens;
     long n, size;
 } Embed;
 
-/* Rows of a table, widened: y [N, size]. */
+static inline float widened(const void *table, long half, long at) {
+    uint32_t word = half ? (uint32_t)((const uint16_t *)table)[at] << 16 : ((const uint32_t *)table)[at];
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+/* Rows of a table, widened: y [N, size]. A packed one is read in the order it stands in. */
 void embed(const Embed *a) {
+    long padded = whole(a->size, BLOCK);
     for (long n = 0; n < a->n; n++) {
         float *y = a->y + n * a->size;
-        if (a->half) {
-            const uint16_t *from = (const uint16_t *)a->table + a->tokens[n] * a->size;
-            for (long i = 0; i < a->size; i++) {
-                uint32_t word = (uint32_t)from[i] << 16;
-                memcpy(y + i, &word, sizeof word);
-            }
-        } else {
-            memcpy(y, (const float *)a->table + a->tokens[n] * a->size, sizeof(float) * a->size);
-        }
+        long row = a->tokens[n];
+        for (long i = 0; !a->packed && i < a->size; i++) y[i] = widened(a->table, a->half, row * a->size + i);
+        for (long turn = 0; a->packed && turn < LANES; turn++)
+            for (long k = TURN[turn]; k < a->size; k += LANES)
+                y[k] = widened(a->table, a->half, packed_place(row, k, padded / LANES, a->half));
     }
 }
 

@@ -37,6 +37,15 @@ typedef uint32_t piece_words __attribute__((vector_size(4 * PIECE)));
 static inline piece load_piece(const float *p) { piece v; memcpy(&v, p, sizeof v); return v; }
 static inline void store_piece(float *p, piece v) { memcpy(p, &v, sizeof v); }
 
+/* Keep a piece in a register, not in the memory it came from. */
+#if defined(__x86_64__)
+#define HOLD(v) __asm__("" : "+v"(v))
+#elif defined(__aarch64__)
+#define HOLD(v) __asm__("" : "+w"(v))
+#else
+#define HOLD(v) (void)(v)
+#endif
+
 /* Up to a piece, zeros past the end. */
 static inline piece load_left(const float *p, long left) {
     if (left >= PIECE) return load_piece(p);

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from headlong.backends.torch.kernels.linear import FIXED_TILE, Int8Weight, Weight, linear
+from headlong.backends.torch.kernels.pick import embed
 from headlong.backends.torch.native.library import library, references_only
 
 SHAPES = [(1, 1), (3, 5), (4, 32), (7, 33), (16, 64), (17, 31), (50, 37), (66, 96), (130, 257)]
@@ -45,6 +46,15 @@ def test_near_float64_and_rows_do_not_see_each_other(shape, dtype, path, normal,
         assert torch.equal(linear(x[:rows], weight), y[:rows])
     for shift in (1, 3, FIXED_TILE, 29):  # another place in the call, and in its tile
         assert torch.equal(linear(x.roll(shift, 0), weight).roll(-shift, 0), y)
+
+
+@pytest.mark.skipif(library() is None, reason="no C compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_of_a_packed_weight_are_found_again(shape, dtype, normal):
+    matrix = normal(*shape).to(dtype)
+    rows = torch.arange(shape[0]).flip(0)
+    assert torch.equal(embed(Weight(matrix), rows, torch.float32), matrix[rows].float())
 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler")
