@@ -12,17 +12,17 @@ typedef struct {
 static void score_keys(float *scores, const float *q, const float *keys, long count, long dim, float scale) {
     for (long t = 0; t < count; t += 4) {
         long some = count - t < 4 ? count - t : 4;
-        piece sums[PIECES][4];
+        floats sums[PIECES][4];
         for (long part = 0; part < PIECES; part++) {
-            piece sum[4] = {0}, last[4];
-            long i = part * PIECE;
+            floats sum[4] = {0}, last[4];
+            long i = part * WIDTH;
             const float *key[4];
             for (int n = 0; n < 4; n++) key[n] = keys + (t + (n < some ? n : 0)) * dim;
-            for (; i + PIECE <= dim; i += LANES)
-                for (int n = 0; n < 4; n++) sum[n] += load_piece(q + i) * load_piece(key[n] + i);
-            for (int n = 0; n < 4; n++) last[n] = load_left(key[n] + i, dim - i);
+            for (; i + WIDTH <= dim; i += LANES)
+                for (int n = 0; n < 4; n++) sum[n] += load(q + i) * load(key[n] + i);
+            for (int n = 0; n < 4; n++) last[n] = load_some(key[n] + i, dim - i);
             if (i < dim)
-                for (int n = 0; n < 4; n++) sum[n] += load_piece(q + i) * last[n];
+                for (int n = 0; n < 4; n++) sum[n] += load(q + i) * last[n];
             memcpy(sums[part], sum, sizeof sum);
         }
         four each = add_lanes4(sums[0], 4) * scale;
@@ -34,37 +34,36 @@ static void score_keys(float *scores, const float *q, const float *keys, long co
 static void soften(float *row, long keys) {
     long padded = whole(keys, LANES);
     for (long t = keys; t < padded; t++) row[t] = -INFINITY;
-    floats most = load(row), sum = {0};
-    for (long t = LANES; t < padded; t += LANES) most = pick(load(row + t) > most, load(row + t), most);
+    floats most = load(row), sum[PIECES] = {0};
+    for (long t = WIDTH; t < padded; t += WIDTH) most = pick(load(row + t) > most, load(row + t), most);
     float top = most[0];
-    for (int lane = 1; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
-    for (long t = 0; t < padded; t += LANES) {
-        store(row + t, exp16(load(row + t) - top));
-        if (t + LANES > keys) for (long i = keys; i < padded; i++) row[i] = 0.0f;
-        sum += load(row + t);
-    }
+    for (int lane = 1; lane < WIDTH; lane++) top = most[lane] > top ? most[lane] : top;
+    for (long t = 0; t < padded; t += WIDTH) store(row + t, exps(load(row + t) - top));
+    for (long t = keys; t < padded; t++) row[t] = 0.0f;
+    for (long t = 0; t < padded; t += LANES)
+        for (long part = 0; part < PIECES; part++) sum[part] += load(row + t + part * WIDTH);
     float share = 1.0f / add_lanes(sum);
-    for (long t = 0; t < padded; t += LANES) store(row + t, load(row + t) * share);
+    for (long t = 0; t < padded; t += WIDTH) store(row + t, load(row + t) * share);
 }
 
 /* out += the values, each by its weight, first to last. */
 static void mix_values(float *out, const float *weights, const float *values, long count, long dim) {
     long i = 0;
-    for (; i + 4 * PIECE <= dim; i += 4 * PIECE) {
-        piece sum[4];
-        for (int n = 0; n < 4; n++) sum[n] = load_piece(out + i + n * PIECE);
+    for (; i + 4 * WIDTH <= dim; i += 4 * WIDTH) {
+        floats sum[4];
+        for (int n = 0; n < 4; n++) sum[n] = load(out + i + n * WIDTH);
         for (long t = 0; t < count; t++)
-            for (int n = 0; n < 4; n++) sum[n] += weights[t] * load_piece(values + t * dim + i + n * PIECE);
-        for (int n = 0; n < 4; n++) store_piece(out + i + n * PIECE, sum[n]);
+            for (int n = 0; n < 4; n++) sum[n] += weights[t] * load(values + t * dim + i + n * WIDTH);
+        for (int n = 0; n < 4; n++) store(out + i + n * WIDTH, sum[n]);
     }
-    for (; i < dim; i += PIECE) {
-        piece sum = load_left(out + i, dim - i);
-        for (long t = 0; t < count; t++) sum += weights[t] * load_left(values + t * dim + i, dim - i);
-        memcpy(out + i, &sum, sizeof(float) * (dim - i < PIECE ? dim - i : PIECE));
+    for (; i < dim; i += WIDTH) {
+        floats sum = load_some(out + i, dim - i);
+        for (long t = 0; t < count; t++) sum += weights[t] * load_some(values + t * dim + i, dim - i);
+        store_some(out + i, sum, dim - i);
     }
 }
 
-#if PIECE == 8
+#if WIDTH == 8
 #define SIDE 3  /* queries that share a pass over keys: their sums fill the registers */
 #else
 #define SIDE 6
@@ -98,42 +97,42 @@ static long in_page(const Pages *p, long key, long keys) {
     return keys - key < room ? keys - key : room;
 }
 
-/* PIECE keys side by side in each of `padded` pieces, zeros past the last key and dimension. */
+/* WIDTH keys side by side in each of `padded` vectors, zeros past the last key and dimension. */
 static void turn_keys(float *to, const float *keys, long count, long dim, long padded) {
-    for (long i = 0; i < padded; i += PIECE) {
-        piece square[PIECE];
-        for (long t = 0; t < PIECE; t++) square[t] = t < count ? load_left(keys + t * dim + i, dim - i) : (piece){0};
+    for (long i = 0; i < padded; i += WIDTH) {
+        floats square[WIDTH];
+        for (long t = 0; t < WIDTH; t++) square[t] = t < count ? load_some(keys + t * dim + i, dim - i) : (floats){0};
         transpose(square);
-        memcpy(to + i * PIECE, square, sizeof square);
+        memcpy(to + i * WIDTH, square, sizeof square);
     }
 }
 
-/* Scores of SIDE queries with PIECE keys: the lanes of `score_keys` one after the other, added as it adds them. */
+/* Scores of SIDE queries with WIDTH keys: the lanes of `score_keys` one after the other, added as it adds them. */
 static void score_side(float *scores, const float *q, const float *turned, long padded, long room, float scale) {
-    piece total[4][SIDE];
+    floats total[4][SIDE];
     for (int lane = 0; lane < 4; lane++) {
-        piece sum[4][SIDE] = {0};
+        floats sum[4][SIDE] = {0};
         for (long i = lane; i < padded; i += LANES)
             for (int n = 0; n < 4; n++) {
-                piece keys = load_piece(turned + (i + 4 * n) * PIECE);
+                floats keys = load(turned + (i + 4 * n) * WIDTH);
                 for (int m = 0; m < SIDE; m++) sum[n][m] += q[m * padded + i + 4 * n] * keys;
             }
         for (int m = 0; m < SIDE; m++) total[lane][m] = (sum[0][m] + sum[2][m]) + (sum[1][m] + sum[3][m]);
     }
     for (int m = 0; m < SIDE; m++)
-        store_piece(scores + m * room, ((total[0][m] + total[2][m]) + (total[1][m] + total[3][m])) * scale);
+        store(scores + m * room, ((total[0][m] + total[2][m]) + (total[1][m] + total[3][m])) * scale);
 }
 
-/* mixed += the values, each by its weight, first to last, for SIDE queries and 4 pieces of each. */
+/* mixed += the values, each by its weight, first to last, for SIDE queries and 4 vectors of each. */
 static void mix_side(float *mixed, const float *weights, const float *values, long count, long dim, long padded, long room) {
-    piece sum[SIDE][4];
+    floats sum[SIDE][4];
     for (int m = 0; m < SIDE; m++)
-        for (int n = 0; n < 4; n++) sum[m][n] = load_piece(mixed + m * padded + n * PIECE);
+        for (int n = 0; n < 4; n++) sum[m][n] = load(mixed + m * padded + n * WIDTH);
     for (long t = 0; t < count; t++)
         for (int m = 0; m < SIDE; m++)
-            for (int n = 0; n < 4; n++) sum[m][n] += weights[m * room + t] * load_piece(values + t * dim + n * PIECE);
+            for (int n = 0; n < 4; n++) sum[m][n] += weights[m * room + t] * load(values + t * dim + n * WIDTH);
     for (int m = 0; m < SIDE; m++)
-        for (int n = 0; n < 4; n++) store_piece(mixed + m * padded + n * PIECE, sum[m][n]);
+        for (int n = 0; n < 4; n++) store(mixed + m * padded + n * WIDTH, sum[m][n]);
 }
 
 /* Keys are read once for all queries; what stands past a query's own is thrown away by `soften`. */
@@ -149,7 +148,7 @@ static void score_block(const Queries *s) {
                 score_keys(s->scores + m * s->room + t, s->q + m * s->padded, keys, end, p->dim, scale);
             continue;
         }
-        for (long at = 0; at < end; at += PIECE) {
+        for (long at = 0; at < end; at += WIDTH) {
             turn_keys(s->turned, keys + at * p->dim, end - at, p->dim, s->padded);
             for (long m = 0; m < s->count; m += SIDE)
                 score_side(s->scores + m * s->room + t + at, s->q + m * s->padded, s->turned, s->padded, s->room, scale);
@@ -160,9 +159,9 @@ static void score_block(const Queries *s) {
 /* Values are read once for all queries up to where the first of them ends; each then goes on by itself. */
 static void mix_block(const Queries *s) {
     const Pages *p = s->pages;
-    long together = s->count < SIDE || p->dim % (4 * PIECE) ? 0 : keys_seen(s, 0);
+    long together = s->count < SIDE || p->dim % (4 * WIDTH) ? 0 : keys_seen(s, 0);
     for (long t = 0; t < together; t += p->page)
-        for (long i = 0; i < p->dim; i += 4 * PIECE)
+        for (long i = 0; i < p->dim; i += 4 * WIDTH)
             for (long m = 0; m < s->count; m += SIDE)
                 mix_side(s->mixed + m * s->padded + i, s->scores + m * s->room + t, at_key(s, p->values, t) + i,
                          in_page(p, t, together), p->dim, s->padded, s->room);

@@ -45,13 +45,12 @@ static void take_inputs(const Delta *d, float *inputs, const float *projected, l
 /* silu of the convolution at one token, for some of the channels; its inputs are `apart`, the oldest first. */
 static void convolve(const Delta *d, float *out, const float *inputs, long apart, long first, long count) {
     long channels = channels_of(d);
-    for (long c = 0; c < count; c += LANES) {
+    for (long c = 0; c < count; c += WIDTH) {
         floats sum = load_some(inputs + first + c, count - c) * load_some(d->conv + first + c, count - c);
         for (long tap = 1; tap < d->taps; tap++)
             sum += load_some(inputs + tap * apart + first + c, count - c) *
                    load_some(d->conv + tap * channels + first + c, count - c);
-        sum = silu16(sum);
-        memcpy(out + c, &sum, sizeof(float) * (count - c < LANES ? count - c : LANES));
+        store_some(out + c, silus(sum), count - c);
     }
 }
 
@@ -59,26 +58,25 @@ static void convolve(const Delta *d, float *out, const float *inputs, long apart
 static void look_up(float *seen_k, float *seen_q, const float *state, const float *k, const float *q, long key_dim,
                     long value_dim) {
     long j = 0;
-    for (; j + 4 * PIECE <= value_dim; j += 4 * PIECE) {
-        piece by_k[4] = {0}, by_q[4] = {0};
+    for (; j + 4 * WIDTH <= value_dim; j += 4 * WIDTH) {
+        floats by_k[4] = {0}, by_q[4] = {0};
         for (long i = 0; i < key_dim; i++)
             for (int n = 0; n < 4; n++) {
-                piece part = load_piece(state + i * value_dim + j + n * PIECE);
+                floats part = load(state + i * value_dim + j + n * WIDTH);
                 by_k[n] += k[i] * part;
                 by_q[n] += q[i] * part;
             }
-        for (int n = 0; n < 4; n++) store_piece(seen_k + j + n * PIECE, by_k[n]), store_piece(seen_q + j + n * PIECE, by_q[n]);
+        for (int n = 0; n < 4; n++) store(seen_k + j + n * WIDTH, by_k[n]), store(seen_q + j + n * WIDTH, by_q[n]);
     }
-    for (; j < value_dim; j += PIECE) {
-        piece by_k = {0}, by_q = {0};
+    for (; j < value_dim; j += WIDTH) {
+        floats by_k = {0}, by_q = {0};
         for (long i = 0; i < key_dim; i++) {
-            piece part = load_left(state + i * value_dim + j, value_dim - j);
+            floats part = load_some(state + i * value_dim + j, value_dim - j);
             by_k += k[i] * part;
             by_q += q[i] * part;
         }
-        long some = value_dim - j < PIECE ? value_dim - j : PIECE;
-        memcpy(seen_k + j, &by_k, sizeof(float) * some);
-        memcpy(seen_q + j, &by_q, sizeof(float) * some);
+        store_some(seen_k + j, by_k, value_dim - j);
+        store_some(seen_q + j, by_q, value_dim - j);
     }
 }
 
@@ -105,7 +103,7 @@ static void run_token(const Delta *d, float *out, float *w, const float *state, 
     }
     const float *z = projected + channels + head * vd;
     scale_norm(out, seen_q, d->norm, vd, d->eps);
-    MAP(out, vd, load_some(out + i, vd - i) * silu16(load_some(z + i, vd - i)));
+    MAP(out, vd, load_some(out + i, vd - i) * silus(load_some(z + i, vd - i)));
 }
 
 static float *token_scratch(const Delta *d, long more) {

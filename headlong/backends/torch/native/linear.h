@@ -1,6 +1,6 @@
 /* Products with weights: y [N, out] = x [N, in] w', weights in float32, bfloat16 or 8 bits.
  *
- * Weights are packed: rows stand side by side in the lanes of a piece, TALL pieces to a strip, so no sum has to be taken
+ * Weights are packed: rows stand side by side in the lanes of a vector, TALL vectors to a strip, so no sum has to be taken
  * apart, and a strip is read from end to end.
  */
 #define CHUNK_BYTES (1 << 18)  /* weights in the largest chunk of a product: what is fetched past its end is wasted */
@@ -20,13 +20,13 @@ static void share_blocks(Work work, const void *job, long blocks, long bytes) {
 /* Each product of a weight row and a token is LANES sums, of every sixteenth element each, added in the order of
  * `add_lanes`; the same for any number of tokens. Lanes come one after the other, in turns that are their own numbers'
  * bits in reverse, so that what waits to be added is little. */
-#if PIECE == 8
-#define BROAD 4  /* tokens, and pieces of weight rows, that share a pass: their sums fill the registers */
+#if WIDTH == 8
+#define BROAD 4  /* tokens, and vectors of weight rows, that share a pass: their sums fill the registers */
 #else
 #define BROAD 8
 #endif
 #define TALL 3
-#define STRIP (TALL * PIECE)  /* weight rows of a pass */
+#define STRIP (TALL * WIDTH)  /* weight rows of a pass */
 #define LEVELS 4  /* of additions over lanes */
 #define BLOCK 32  /* elements: rows are whole blocks, zeros past their end */
 #define CROWD 4  /* tiles of tokens that share a lane's weights */
@@ -52,22 +52,22 @@ typedef struct {
 
 /* What waits to be added, of one tile and a strip. */
 typedef struct {
-    piece at[LEVELS + 1][BROAD][TALL];
+    floats at[LEVELS + 1][BROAD][TALL];
 } Waiting;
 
 /* One lane of `tokens` of the tile at token m and a strip's weight rows w. `tokens` and `half` are constants wherever this
  * is called, so that each has loops of its own. Steps come in their order, of bfloat16 the even ones first. */
-static inline __attribute__((always_inline)) void multiply_lane(Waiting *waiting, const Product *p, const piece_words *w,
+static inline __attribute__((always_inline)) void multiply_lane(Waiting *waiting, const Product *p, const words *w,
                                                                 int turn, long m, const int tokens, const int half) {
-    const long words = half ? 2 : 1;
-    piece sum[BROAD][TALL] = {0};
-    for (long odd = 0; odd < words; odd++) {
+    const long each = half ? 2 : 1;
+    floats sum[BROAD][TALL] = {0};
+    for (long odd = 0; odd < each; odd++) {
         const float *x = p->x + m / BROAD * p->tile + TURN[turn] * p->lane + odd * p->step;
-        for (long i = 0; i < p->steps / words; i++, x += words * p->step) {
-            piece at[TALL];
+        for (long i = 0; i < p->steps / each; i++, x += each * p->step) {
+            floats at[TALL];
             for (int n = 0; n < TALL; n++) {
-                const piece_words *from = w + i * TALL + n;
-                at[n] = half ? (piece)(odd ? *from & 0xFFFF0000u : *from << 16) : (piece)*from;
+                const words *from = w + i * TALL + n;
+                at[n] = half ? (floats)(odd ? *from & 0xFFFF0000u : *from << 16) : (floats)*from;
                 HOLD(at[n]);  /* compilers would rather read it again for every token */
                 if (!odd && !m) __builtin_prefetch((const char *)from + AHEAD, 0, 2);
             }
@@ -89,7 +89,7 @@ static inline __attribute__((always_inline)) void multiply_strip(const Product *
     Waiting waiting[CROWD];
     long out = p->of->out, n = strip * STRIP, some = out - n < STRIP ? out - n : STRIP, size = p->steps / (half ? 2 : 1) * TALL;
     long last = p->of->tokens - first < CROWD * BROAD ? p->of->tokens : first + CROWD * BROAD;
-    const piece_words *w = (const piece_words *)p->of->packed + strip * LANES * size;
+    const words *w = (const words *)p->of->packed + strip * LANES * size;
     for (int turn = 0; turn < LANES; turn++, w += size)
         for (long m = first; m < last; m += BROAD) {
             Waiting *to = waiting + (m - first) / BROAD;
@@ -125,13 +125,13 @@ static void pack_tokens(const void *job, long first, long last) {
     const Linear *a = p->of;
     for (long tile = first; tile < last; tile++)
         for (long i = 0; i < p->steps; i++)
-            for (long at = i * LANES; at < (i + 1) * LANES; at += PIECE) {
-                piece square[PIECE] = {0};
+            for (long at = i * LANES; at < (i + 1) * LANES; at += WIDTH) {
+                floats square[WIDTH] = {0};
                 for (long m = 0; m < BROAD && tile * BROAD + m < a->tokens; m++)
-                    square[m] = load_left(a->x + (tile * BROAD + m) * a->in + at, a->in - at);
+                    square[m] = load_some(a->x + (tile * BROAD + m) * a->in + at, a->in - at);
                 transpose(square);
                 float *to = (float *)p->x + tile * p->tile + at % LANES * p->lane + i * BROAD;
-                for (int lane = 0; lane < PIECE; lane++) memcpy(to + lane * p->lane, &square[lane], sizeof(float) * BROAD);
+                for (int lane = 0; lane < WIDTH; lane++) memcpy(to + lane * p->lane, &square[lane], sizeof(float) * BROAD);
             }
 }
 
@@ -164,15 +164,15 @@ static inline long packed_place(long row, long k, long steps, long half) {
 }
 
 /* One block of a row as words, zeros past the last row and the row's end: 32 floats, or 16 pairs of bfloat16. */
-static inline void load_block(const Pack *a, uint32_t words[BLOCK], long row, long start) {
+static inline void load_block(const Pack *a, uint32_t to[BLOCK], long row, long start) {
     long some = row >= a->out ? 0 : a->in - start < BLOCK ? a->in - start : BLOCK;
     if (a->half) {
         uint16_t block[BLOCK] = {0};
         memcpy(block, (const uint16_t *)a->matrix + row * a->in + start, sizeof(uint16_t) * some);
-        for (int i = 0; i < LANES; i++) words[i] = block[i] | (uint32_t)block[LANES + i] << 16;
+        for (int i = 0; i < LANES; i++) to[i] = block[i] | (uint32_t)block[LANES + i] << 16;
     } else {
-        memset(words, 0, sizeof(uint32_t) * BLOCK);
-        memcpy(words, (const float *)a->matrix + row * a->in + start, sizeof(float) * some);
+        memset(to, 0, sizeof(uint32_t) * BLOCK);
+        memcpy(to, (const float *)a->matrix + row * a->in + start, sizeof(float) * some);
     }
 }
 
@@ -182,15 +182,15 @@ static void pack_strips(const void *job, long first, long last) {
     long blocks = whole(a->in, BLOCK) / BLOCK, each = a->half ? 1 : 2, steps = blocks * each;
     for (long v = first * TALL; v < last * TALL; v++)
         for (long block = 0; block < blocks; block++) {
-            uint32_t words[PIECE][BLOCK];
-            for (long n = 0; n < PIECE; n++) load_block(a, words[n], v * PIECE + n, block * BLOCK);
-            for (long i = 0; i < each * LANES; i += PIECE) {
-                piece square[PIECE];
-                for (int n = 0; n < PIECE; n++) memcpy(&square[n], words[n] + i, sizeof(piece));
+            uint32_t read[WIDTH][BLOCK];
+            for (long n = 0; n < WIDTH; n++) load_block(a, read[n], v * WIDTH + n, block * BLOCK);
+            for (long i = 0; i < each * LANES; i += WIDTH) {
+                floats square[WIDTH];
+                for (int n = 0; n < WIDTH; n++) memcpy(&square[n], read[n] + i, sizeof(floats));
                 transpose(square);
-                for (int lane = 0; lane < PIECE; lane++) {
+                for (int lane = 0; lane < WIDTH; lane++) {
                     long turn = v / TALL * LANES + TURN[i % LANES + lane], step = block * each + i / LANES;
-                    ((piece *)a->packed)[(turn * steps + step) * TALL + v % TALL] = square[lane];
+                    ((floats *)a->packed)[(turn * steps + step) * TALL + v % TALL] = square[lane];
                 }
             }
         }
@@ -204,19 +204,19 @@ void pack_linear(const Pack *a) { share(pack_strips, a, (a->out + STRIP - 1) / S
 /* Weights are codes 1 .. 255 around 128 with a scale for each row, tokens codes -127 .. 127 with a scale for each
  * group of them. Sums inside a group are whole numbers, so they are the same on every machine.
  *
- * Weights are packed: rows stand side by side in the lanes of a piece, four codes of each, STACK pieces to a band. So
+ * Weights are packed: rows stand side by side in the lanes of a vector, four codes of each, STACK vectors to a band. So
  * no sum has to be taken apart, and a band is read from end to end. */
-#if PIECE == 16
-#define STACK 3  /* pieces of weight rows, and tokens, that share a pass: their sums fill the registers */
+#if WIDTH == 16
+#define STACK 3  /* vectors of weight rows, and tokens, that share a pass: their sums fill the registers */
 #define SHARED 4
-#elif PIECE == 8
+#elif WIDTH == 8
 #define STACK 2
 #define SHARED 3
 #else
 #define STACK 2
 #define SHARED 4
 #endif
-#define BAND (STACK * PIECE)  /* weight rows */
+#define BAND (STACK * WIDTH)  /* weight rows */
 #define FOURS 16  /* words of four codes in a group */
 #define GROUP (4 * FOURS)
 
@@ -242,13 +242,12 @@ static void encode(const float *x, long left, int32_t *codes, int32_t *start, fl
     float group[GROUP] = {0}, largest = 0.0f;
     int32_t rounded[GROUP], sum = 0;
     memcpy(group, x, sizeof(float) * (left < GROUP ? left : GROUP));
-    piece most = {0};
-    for (int i = 0; i < GROUP; i += PIECE) {
-        piece size = (piece)((piece_words)load_piece(group + i) & 0x7FFFFFFFu);
-        piece_ints more = size > most;
-        most = (piece)((more & (piece_ints)size) | (~more & (piece_ints)most));
+    floats most = {0};
+    for (int i = 0; i < GROUP; i += WIDTH) {
+        floats size = (floats)((words)load(group + i) & 0x7FFFFFFFu);
+        most = pick(size > most, size, most);
     }
-    for (int i = 0; i < PIECE; i++) largest = most[i] > largest ? most[i] : largest;
+    for (int i = 0; i < WIDTH; i++) largest = most[i] > largest ? most[i] : largest;
     float by = largest > 0.0f ? 127.0f / largest : 0.0f;
     for (int i = 0; i < GROUP; i++) rounded[i] = (int32_t)(group[i] * by + copysignf(0.5f, group[i]));
     for (int i = 0; i < GROUP; i++) sum += rounded[i];
@@ -269,18 +268,18 @@ static inline __attribute__((always_inline)) void multiply_bytes(const ByteProdu
     const LinearInt8 *a = p->of;
     long fours = a->in / 4, groups = fours / FOURS, n = band * BAND;
     const uint8_t *w = (const uint8_t *)a->packed + n * a->in;
-    piece sum[SHARED][STACK] = {0};
+    floats sum[SHARED][STACK] = {0};
     for (long g = 0; g < groups; g++) {
-        piece_ints part[SHARED][STACK];
+        ints part[SHARED][STACK];
         for (int j = 0; j < tokens; j++)
-            for (int i = 0; i < STACK; i++) part[j][i] = (piece_ints){0} + p->starts[(m + j) * groups + g];
+            for (int i = 0; i < STACK; i++) part[j][i] = (ints){0} + p->starts[(m + j) * groups + g];
         for (long k = g * FOURS; k < (g + 1) * FOURS; k++, w += BAND * 4) {
             weights at[STACK];
             for (int i = 0; i < STACK; i++) {
-                piece_words four;
-                memcpy(&four, w + i * PIECE * 4, sizeof four);
+                words four;
+                memcpy(&four, w + i * WIDTH * 4, sizeof four);
                 at[i] = ready_weights(four);
-                if (!m) __builtin_prefetch(w + AHEAD + i * PIECE * 4, 0, 2);
+                if (!m) __builtin_prefetch(w + AHEAD + i * WIDTH * 4, 0, 2);
             }
             for (int j = 0; j < tokens; j++)
                 for (int i = 0; i < STACK; i++)
@@ -288,10 +287,10 @@ static inline __attribute__((always_inline)) void multiply_bytes(const ByteProdu
         }
         for (int j = 0; j < tokens; j++)
             for (int i = 0; i < STACK; i++)
-                sum[j][i] += __builtin_convertvector(part[j][i], piece) * p->scales[(m + j) * groups + g];
+                sum[j][i] += __builtin_convertvector(part[j][i], floats) * p->scales[(m + j) * groups + g];
     }
     for (int j = 0; j < tokens; j++) {
-        for (int i = 0; i < STACK; i++) sum[j][i] *= load_piece(a->scales + n + i * PIECE);
+        for (int i = 0; i < STACK; i++) sum[j][i] *= load(a->scales + n + i * WIDTH);
         memcpy(a->y + (m + j) * a->out + n, sum[j], sizeof(float) * (a->out - n < BAND ? a->out - n : BAND));
     }
 }

@@ -13,16 +13,16 @@ static inline words mix_words(words x) {
 }
 
 /* (word + 1/2) / 2^32, rounded once, below 1. */
-static inline floats unit16(words x) {
-    float u[LANES];
-    for (int i = 0; i < LANES; i++) u[i] = (float)(((double)x[i] + 0.5) * 0x1p-32);
+static inline floats units(words x) {
+    float u[WIDTH];
+    for (int i = 0; i < WIDTH; i++) u[i] = (float)(((double)x[i] + 0.5) * 0x1p-32);
     floats v = load(u);
     return pick(v > 1.0f - 0x1p-24f, (floats){0} + (1.0f - 0x1p-24f), v);
 }
 
-/* The natural logarithm of 16 normal positive floats, to about two units in the last place: x = 2^n m with m from
+/* The natural logarithm of normal positive floats, to about two units in the last place: x = 2^n m with m from
  * 1/sqrt(2) to sqrt(2), and log m = 2 atanh((m - 1) / (m + 1)). */
-static inline floats log16(floats x) {
+static inline floats logs(floats x) {
     ints bits = (ints)x;
     ints n = (bits - 0x3F3504F3) >> 23;
     floats m = (floats)(bits - (n << 23));
@@ -37,9 +37,9 @@ static inline floats log16(floats x) {
 }
 
 /* -log(-log(1 - u)); what 1 - u loses of a small u is added back. */
-static inline floats gumbel16(floats u) {
+static inline floats gumbels(floats u) {
     floats rest = 1.0f - u, lost = (1.0f - rest) - u;
-    return -log16(-(log16(rest) + lost / rest));
+    return -logs(-(logs(rest) + lost / rest));
 }
 
 typedef struct {
@@ -51,7 +51,7 @@ typedef struct {
 static void gumbel_positions(const void *job, long first, long last) {
     const Gumbel *a = job;
     words lanes;
-    for (int i = 0; i < LANES; i++) lanes[i] = i;
+    for (int i = 0; i < WIDTH; i++) lanes[i] = i;
     for (long at = first; at < last; at++) {
         uint64_t seed = a->seeds[at / a->width], position = a->positions[at];
         uint32_t stream = a->streams[at / a->width];
@@ -62,7 +62,7 @@ static void gumbel_positions(const void *job, long first, long last) {
         high += mix_word((uint32_t)position ^ 0x5BD1E995u);
         low = mix_word(low), high = mix_word(high);
         float *y = a->y + at * a->vocab;
-        MAP(y, a->vocab, gumbel16(unit16(mix_words(mix_words((lanes + (uint32_t)i) ^ low) ^ high))));
+        MAP(y, a->vocab, gumbels(units(mix_words(mix_words((lanes + (uint32_t)i) ^ low) ^ high))));
     }
 }
 

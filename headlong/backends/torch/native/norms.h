@@ -1,5 +1,7 @@
 /* Norms and gates, row by row. */
-#define ROWS 32  /* rows in one chunk of smaller work */
+#define SMALL 4096  /* elements in one chunk of smaller work */
+
+static void share_rows(Work work, const void *job, long rows, long size) { share(work, job, rows, SMALL / size); }
 
 static inline void scale_norm(float *y, const float *x, const float *weight, long size, float eps) {
     float scale = 1.0f / sqrtf(dot(x, x, size) / size + eps);
@@ -24,7 +26,7 @@ static void add_norm_rows(const void *job, long first, long last) {
 }
 
 /* x [N, size] += add (when there is one); y = norm of x. */
-void add_norm(const AddNorm *a) { share(add_norm_rows, a, a->n, ROWS); }
+void add_norm(const AddNorm *a) { share_rows(add_norm_rows, a, a->n, a->size); }
 
 typedef struct {
     float *y;
@@ -53,12 +55,12 @@ static void swiglu_rows(const void *job, long first, long last) {
     for (long row = first; row < last; row++) {
         const float *gate = a->gate_up + row * 2 * a->size, *up = gate + a->size;
         float *out = a->y + row * a->size;
-        MAP(out, a->size, silu16(load_some(gate + i, a->size - i)) * load_some(up + i, a->size - i));
+        MAP(out, a->size, silus(load_some(gate + i, a->size - i)) * load_some(up + i, a->size - i));
     }
 }
 
 /* gate_up [N, 2 size], gate first -> y [N, size] = silu(gate) up. */
-void swiglu(const Swiglu *a) { share(swiglu_rows, a, a->n, ROWS); }
+void swiglu(const Swiglu *a) { share_rows(swiglu_rows, a, a->n, a->size); }
 
 typedef struct {
     float *y;
@@ -71,12 +73,12 @@ static void gate_rows(const void *job, long first, long last) {
     for (long row = first; row < last; row++) {
         const float *in = a->x + row * a->size, *by = a->gates + row * a->stride;
         float *out = a->y + row * a->size;
-        MAP(out, a->size, load_some(in + i, a->size - i) * sigmoid16(load_some(by + i, a->size - i)));
+        MAP(out, a->size, load_some(in + i, a->size - i) * sigmoids(load_some(by + i, a->size - i)));
     }
 }
 
 /* y [N, size] = x sigmoid(gate); gate rows are `stride` apart. */
-void gate(const Gate *a) { share(gate_rows, a, a->n, ROWS); }
+void gate(const Gate *a) { share_rows(gate_rows, a, a->n, a->size); }
 
 typedef struct {
     float *y;
@@ -104,4 +106,4 @@ static void norm_rope_rows(const void *job, long first, long last) {
 }
 
 /* Norm and rotate heads [N, heads, dim], rows `stride` apart; weight [heads, dim], cos and sin [positions, rotary / 2]. */
-void norm_rope(const NormRope *a) { share(norm_rope_rows, a, a->n, ROWS); }
+void norm_rope(const NormRope *a) { share_rows(norm_rope_rows, a, a->n, a->heads * a->dim); }

@@ -42,18 +42,26 @@ static inline float widened(const void *table, long half, long at) {
     return value;
 }
 
-/* Rows of a table, widened: y [N, size]. A packed one is read in the order it stands in. */
-void embed(const Embed *a) {
-    long padded = whole(a->size, BLOCK);
-    for (long n = 0; n < a->n; n++) {
+/* One row of a packed table, which stands in as many places: all are fetched before the first is read. */
+static void unpack_row(const Embed *a, float *y, long row) {
+    long steps = whole(a->size, BLOCK) / LANES;
+    for (long k = 0; k < a->size; k++)
+        __builtin_prefetch((const char *)a->table + packed_place(row, k, steps, a->half) * (a->half ? 2 : 4));
+    for (long k = 0; k < a->size; k++) y[k] = widened(a->table, a->half, packed_place(row, k, steps, a->half));
+}
+
+static void embed_rows(const void *job, long first, long last) {
+    const Embed *a = job;
+    for (long n = first; n < last; n++) {
         float *y = a->y + n * a->size;
         long row = a->tokens[n];
-        for (long i = 0; !a->packed && i < a->size; i++) y[i] = widened(a->table, a->half, row * a->size + i);
-        for (long turn = 0; a->packed && turn < LANES; turn++)
-            for (long k = TURN[turn]; k < a->size; k += LANES)
-                y[k] = widened(a->table, a->half, packed_place(row, k, padded / LANES, a->half));
+        if (a->packed) unpack_row(a, y, row);
+        else for (long i = 0; i < a->size; i++) y[i] = widened(a->table, a->half, row * a->size + i);
     }
 }
+
+/* Rows of a table, widened: y [N, size]. */
+void embed(const Embed *a) { share(embed_rows, a, a->n, a->packed ? 1 : SMALL / a->size); }
 
 typedef struct {
     float *y;
@@ -82,7 +90,7 @@ static void best_rows(const void *job, long first, long last) {
         floats most = (floats){0} - INFINITY;
         ints where = {0};
         long i = 0;
-        for (; i + LANES <= a->size; i += LANES) {
+        for (; i + WIDTH <= a->size; i += WIDTH) {
             floats v = load(x + i);
             ints more = v > most;
             most = pick(more, v, most);
@@ -90,7 +98,7 @@ static void best_rows(const void *job, long first, long last) {
         }
         long best = 0;
         float value = -INFINITY;
-        for (int lane = 0; lane < LANES; lane++) {
+        for (int lane = 0; lane < WIDTH; lane++) {
             long at = where[lane] + lane;
             if (most[lane] > value || (most[lane] == value && at < best)) value = most[lane], best = at;
         }

@@ -72,9 +72,9 @@ static void truncate_positions(const void *job, long first, long last) {
     for (long at = first; at < last; at++) {
         float *scores = a->scores + at * vocab, top = -INFINITY;
         for (long i = 0; i < vocab; i++) top = scores[i] > top ? scores[i] : top;
-        for (long i = 0; i < vocab; i += LANES) {
-            floats weight = exp16(load_some(scores + i, vocab - i) - top) * (float)WHOLE;
-            for (int j = 0; j < LANES && i + j < vocab; j++) {
+        for (long i = 0; i < vocab; i += WIDTH) {
+            floats weight = exps(load_some(scores + i, vocab - i) - top) * (float)WHOLE;
+            for (int j = 0; j < WIDTH && i + j < vocab; j++) {
                 weights[i + j] = scores[i + j] > -INFINITY ? (int64_t)weight[j] : 0;
                 keys[i + j] = key_of(scores[i + j]);
             }
