@@ -11,19 +11,20 @@ from operator import is_
 from statistics import mode
 from typing import Any
 
-from headlong.engine.acceptance import LEAST_VARIANCE, Acceptance
+from headlong.engine.acceptance import Acceptance
+from headlong.engine.loan import ENOUGH, Loan
+from headlong.engine.probe import FIRST_WAIT, LAST_WAIT, REST, Probe
 from headlong.engine.request import RAGGED, Sizes
 from headlong.engine.roundcost import STRETCH, KindCosts, RoundCosts
 
 HEAD = "mtp"
 # When depths change
 YOUNG = 16  # rounds after a change of rows in which depths are considered every round; fewer with more rows
-REST = 4  # rounds from one consideration to the next later; more where more rows make it dearer
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
 SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
-FAIR = 0.06  # gain for which any are made beside rows that have none
+FAIR = 0.25  # gain for which any are made in every round beside rows that never have some
 UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pay: such sizes are seldom seen
 PARKED = 0.05  # gain for which some rows rest while others draft
 ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
@@ -32,11 +33,9 @@ BUDGET = 0.005  # share of time for it
 FIRST_CREDIT, CREDIT = 3.0, 1.0  # rounds of it that a new engine starts with, and most that are saved up later
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
 FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which the budget is spent on them, and more
-FIRST_WAIT, LAST_WAIT = 16, 512  # rounds between two probes
 SOON = 4  # rounds to one without drafts, while hardly any was seen
 FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # the same after a change; later, for each that is remembered
 FAR = 0.3  # share by which rounds without drafts are so much worse that none is looked at
-SERIES = 8  # most probes in a row
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
 FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WAIT rounds
@@ -45,49 +44,6 @@ FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WA
 def other_crowd(now: int, before: int) -> bool:
     """Whether so many rows came or went that drafts cost something else: more than some of many."""
     return CROWD * abs(now - before) > before
-
-
-class Probe:
-    """A row's trials of one draft while it has none: when, and how the present series of them goes."""
-
-    def __init__(self) -> None:
-        self.launched = 0  # in which round; 0: none is under way
-        self.outcome: int | None = None
-        self.wait = FIRST_WAIT
-        self.due = 0
-        self.tried = self.kept = 0
-        self.needed = 0.0  # share of drafts that must be kept for drafting to pay
-        self.believed = 0.0  # share that was thought to be, before the series
-
-    def rest(self, now: int) -> None:
-        """The row drafts, or has just come."""
-        self.wait, self.due, self.tried, self.kept = FIRST_WAIT, now + FIRST_WAIT, 0, 0
-
-    def launch(self, now: int, needed: float, believed: float) -> None:
-        self.launched, self.needed, self.outcome = now, needed, None
-        if not self.tried:
-            self.believed = believed
-
-    def conclude(self, now: int, longest: float) -> int:
-        """Drafts kept by the one under way, if it has come back. A series ends when it no longer pays."""
-        if self.outcome is None and now - self.launched <= REST:
-            return 0
-        kept = self.outcome or 0
-        self.launched = 0
-        self.tried += self.outcome is not None  # else other drafters' drafts stood in its window
-        self.kept += kept
-        if self.outcome is None or self.kept < self.needed * self.tried or self.tried >= SERIES:
-            self.tried = self.kept = 0
-            self.wait = int(min(2 * self.wait, max(FIRST_WAIT, min(LAST_WAIT, longest))))
-            self.due = now + self.wait
-        return kept
-
-    @property
-    def surprised(self) -> bool:
-        """Whether this series keeps far more than was believed: two standard deviations."""
-        more = self.kept - self.believed * self.tried
-        variance = max(self.believed * (1.0 - self.believed), LEAST_VARIANCE)
-        return self.tried > 1 and more > 0.0 and more**2 > 4.0 * self.tried * variance
 
 
 class RowDepth:
@@ -232,6 +188,18 @@ class Scene:
         within = sum(depth <= now for depth in self.depths)
         return self.search(reaches, table, self.depths[: within + NEARBY])
 
+    def lent(self) -> tuple[float, int, float]:
+        """Of the depths that all could have, the one that gives most for what it costs: tokens more for each round that
+        it takes longer, that depth, and the rounds. Nobody drafts yet but who was told to."""
+        nobody, rows = self.cost([0] * len(self.auto)), len(self.auto)
+        found = []
+        for depth in self.depths:
+            depths = [min(depth, len(reach)) for reach in self.reach]
+            gives = exp(sum(log1p(sum(reach[:depth])) for reach in self.reach) / rows) - 1.0
+            price = max(WORTH, self.cost(depths) / nobody - 1.0)
+            found.append((gives / price, depth, price))
+        return max(found)
+
     # --- any plan ------------------------------------------------------------------------------------------------
 
     def _tokens(self, logs: float) -> float:
@@ -292,6 +260,7 @@ class DepthController:
         self._anchored = self._changed = 0  # when such a round was last had, and other depths
         self._looked = False  # a size was tried last, not a draft
         self._rest_s = 0.0  # of the last rounds beside verifying, at the machine's usual speed
+        self._loan = Loan()
 
     def row(self, asked: int | None = None) -> RowDepth:
         return RowDepth(asked, self.deepest, self.acceptance)
@@ -306,12 +275,14 @@ class DepthController:
         rests = self._clock < self._wake and same_crowd and self._welcome(auto)
         if not any(row.cap > 0 for row in auto):
             rests, self._planned = True, self._clock  # nothing is saved up while nobody could try
+        if self._loan.runs(self._clock):
+            return [row.now if row.asked is not None else min(self._loan.depth, row.cap) for row in rows]
         if rests:
             return [row.now for row in rows]
         scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes)
         depths = self._settle(scene, same)
         scene.annotate(depths)
-        tried = self._try(scene, depths)
+        tried = self._borrow(scene, depths) or self._try(scene, depths)
         self._rows, self._planned = list(rows), self._clock
         self._wake = self._clock + (1 if self._clock < self._young else REST + len(rows) // REST)
         if tried is None:
@@ -350,6 +321,18 @@ class DepthController:
                 row.depth = mode(standing)
                 row.probe.rest(self._clock)
         return bool(standing)
+
+    def _borrow(self, scene: Scene, depths: Sequence[int]) -> list[int] | None:
+        """Depths for some rounds that rows which never draft can bear, where nobody drafts for their sake."""
+        if not scene.bystanders or any(depths) or any(row.probe.launched for row in scene.auto):
+            return None
+        self._loan.earn(self._clock - self._planned)
+        yields, depth, price = scene.lent()
+        waking = scene.waking(depths, len(depths)) / scene.cost(depths)
+        paid = yields >= ENOUGH and self._loan.spend(self._clock, depth, price, waking)
+        if not paid and not self._loan.look(self._clock):
+            return None
+        return [min(self._loan.depth, row.cap) for row in scene.auto]
 
     # --- trying --------------------------------------------------------------------------------------------------
 
@@ -410,7 +393,8 @@ class DepthController:
         turned = False
         for row in scene.auto:
             if row.probe.launched:
-                self._credit += row.probe.conclude(self._clock, longest) / (scene.rate * cost)
+                kept = row.probe.conclude(self._clock, longest)
+                self._credit += 0.0 if scene.bystanders else kept / (scene.rate * cost)  # who gain nothing by it
                 if row.probe.surprised:
                     row.acceptance.begin(HEAD, row.probe.tried, row.probe.kept)
                     turned = True
@@ -442,9 +426,11 @@ class DepthController:
 
     # --- windows -------------------------------------------------------------------------------------------------
 
-    def best_of(self, kind: str, rows: int, sizes: Sequence[int], logs: Sequence[float]) -> int:
+    def best_of(
+        self, kind: str, rows: int, sizes: Sequence[int], logs: Sequence[float], bystanders: bool = False
+    ) -> int:
         """Which of some rounds is clearly better than the first, by the tokens each is run with and the summed logs of
-        what its rows give."""
+        what its rows give; the more clearly beside such as never draft."""
         curves = self.costs.of(kind)
         if not curves.verify.known:
             return max(range(len(sizes)), key=logs.__getitem__)
@@ -453,7 +439,7 @@ class DepthController:
         rates = [gain / (least + table[size] - table[sizes[0]]) for gain, size in zip(gains, sizes, strict=True)]
         best = rates.index(max(rates))
         dear = least + UNSURE * (table[sizes[best]] - table[sizes[0]])
-        return best if gains[best] / dear > gains[0] / least * (1.0 + SHALLOW) else 0
+        return best if gains[best] / dear > gains[0] / least * (1.0 + (FAIR if bystanders else SHALLOW)) else 0
 
     def worth_waiting(self, kind: str, rows: int, sizes: tuple[int, int], logs: float) -> bool:
         """Whether a round is better that begins when the text is known: by the tokens it is run with if it does not

@@ -207,7 +207,8 @@ class Windows:
         gains.sort(key=itemgetter(0), reverse=True)  # a row's own become ever less, so they stay in their order
         sizes = self.limits.sizes.growing(counts, [place for _, place in gains])
         logs = list(accumulate((gain for gain, _ in gains), initial=0.0))
-        best = self.controller.best_of(kind, len(offered), sizes, logs)
+        bystanders = any(job.drafting.depth.asked == 0 for job, _ in offered)
+        best = self.controller.best_of(kind, len(offered), sizes, logs, bystanders)
         self._refused = 0 if best else self._refused + 1
         self._unasked = min(self._refused, MOST_UNASKED)
         for _, place in gains[:best]:

@@ -1,0 +1,38 @@
+from headlong.engine.loan import DEAREST, LENT, LONGEST, MOST, Loan
+
+
+def test_no_more_is_spent_than_was_lent():
+    loan, spent = Loan(), 0.0
+    for now in range(1, 2001):
+        loan.earn(1)
+        if not loan.runs(now) and loan.spend(now, 2, 0.3, 0.1):
+            spent += LONGEST * 0.3 + 0.1
+        assert spent <= LENT * now
+    assert spent > 0.9 * LENT * 2000
+
+
+def test_drafts_go_on_for_some_rounds():
+    loan = Loan()
+    loan.earn(1000)
+    assert not loan.runs(1)
+    assert loan.spend(1, 3, 0.2, 0.0)
+    assert loan.depth == 3
+    assert [loan.runs(now) for now in (1, LONGEST, LONGEST + 1)] == [True, True, False]
+
+
+def test_dear_drafts_are_made_for_fewer_rounds():
+    loan = Loan()
+    loan.earn(1000)
+    assert loan.spend(1, 1, DEAREST / 2, 0.0)
+    assert [loan.runs(now) for now in (2, 3)] == [True, False]
+    assert loan.spend(3, 1, DEAREST, 0.0)
+    assert not loan.spend(4, 1, DEAREST, 0.0)
+
+
+def test_a_look_takes_all_that_was_saved():
+    loan = Loan()
+    loan.earn(int(MOST / LENT) - 1)
+    assert not loan.look(1)
+    loan.earn(2)
+    assert loan.look(2)
+    assert (loan.depth, loan.runs(2), loan.runs(3), loan.look(3)) == (1, True, False, False)
