@@ -24,7 +24,7 @@ CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
 SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
-FAIR = 0.25  # gain for which any are made in every round beside rows that never have some
+FAIR = 0.12  # gain for which any are made in every round beside rows that never have some
 UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pay: such sizes are seldom seen
 PARKED = 0.05  # gain for which some rows rest while others draft
 ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
@@ -299,6 +299,8 @@ class DepthController:
         if self._welcome(scene.auto):
             standing = [row.now for row in scene.auto]
             gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0
+            if scene.bystanders and any(standing) and not any(depths):
+                gain += FAIR  # which others' drafts must be worth, or end
             self._drag = max(0.0, self._drag + (gain - DEAD_ZONE) * (self._clock - self._planned))
             if self._drag < DRAG + scene.waking(standing, len(depths) - depths.count(0)) / scene.cost(standing):
                 return standing
@@ -347,6 +349,8 @@ class DepthController:
             return None
         if self._anchor(scene, depths, cost):
             return [0] * len(depths)
+        if scene.bystanders and not any(depths):
+            return None  # what they lend tells enough
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         due = [row for row in idle if turned or row.probe.due <= self._clock]
         if self._look <= self._clock and not (due and self._looked):
