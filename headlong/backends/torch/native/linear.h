@@ -20,10 +20,10 @@ static void share_blocks(Work work, const void *job, long blocks, long bytes) {
 /* Each product of a weight row and a token is LANES sums, of every sixteenth element each, added in the order of
  * `add_lanes`; the same for any number of tokens. Lanes come one after the other, in turns that are their own numbers'
  * bits in reverse, so that what waits to be added is little. */
-#if WIDTH == 8
-#define BROAD 4  /* tokens, and vectors of weight rows, that share a pass: their sums fill the registers */
+#if WIDTH == 16
+#define BROAD 8  /* tokens, and vectors of weight rows, that share a pass: their sums fill the registers */
 #else
-#define BROAD 8
+#define BROAD 4
 #endif
 #define TALL 3
 #define STRIP (TALL * WIDTH)  /* weight rows of a pass */
