@@ -149,25 +149,6 @@ def test_rows_that_do_not_draft_lose_no_more_than_others_gain():
     assert simulation.run(300) >= 0.98 * max(simulation.planned([0, depth] * 4) for depth in range(9))
 
 
-@pytest.mark.parametrize(("rows", "chance"), [(4, 0.05), (4, 0.5), (8, 0.05), (8, 0.5), (8, 0.8), (16, 0.8)])
-def test_rows_that_never_draft_lose_little(rows, chance):
-    """Where drafts of the other half are no clear gain: they are made as often as costs 5 %, and give what they can."""
-    plain = drafting = seconds = 0.0
-    for seed in range(3):
-        simulation = Simulation("cpu", [chance] * rows, seed)
-        for row in simulation.rows[::2]:
-            row.asked = row.cap = 0
-        simulation.run(100)
-        for _ in range(1000):
-            windows = simulation.left[1::2]
-            seconds += simulation.round()[1]
-            plain += simulation.verify(rows)
-            each = [sum(chance**place for place in range(depth + 1)) for depth in windows]
-            drafting += simulation.verify(rows) * sum(each) / len(each)
-    assert plain / seconds >= 0.95
-    assert drafting / seconds >= (1.01 if chance == 0.8 else 0.985)
-
-
 @pytest.mark.parametrize(("machine", "rows"), [("cpu", 1), ("cpu", 8), ("gpu", 4)])
 @pytest.mark.parametrize("chance", [0.0, 0.05])
 def test_hopeless_drafts_cost_next_to_nothing(machine, rows, chance):

@@ -1,4 +1,7 @@
+import pytest
+
 from headlong.engine.loan import DEAREST, LENT, LONGEST, MOST, Loan
+from tests.engine.simulated import Simulation
 
 
 def test_no_more_is_spent_than_was_lent():
@@ -36,3 +39,22 @@ def test_a_look_takes_all_that_was_saved():
     loan.earn(2)
     assert loan.look(2)
     assert (loan.depth, loan.runs(2), loan.runs(3), loan.look(3)) == (1, True, False, False)
+
+
+@pytest.mark.parametrize(("rows", "chance"), [(4, 0.05), (4, 0.5), (8, 0.05), (8, 0.5), (8, 0.8), (16, 0.8)])
+def test_rows_that_never_draft_lose_little(rows, chance):
+    """Where drafts of the other half are no clear gain: they are made as often as costs 5 %, and give what they can."""
+    plain = drafting = seconds = 0.0
+    for seed in range(3):
+        simulation = Simulation("cpu", [chance] * rows, seed)
+        for row in simulation.rows[::2]:
+            row.asked = row.cap = 0
+        simulation.run(100)
+        for _ in range(1000):
+            windows = simulation.left[1::2]
+            seconds += simulation.round()[1]
+            plain += simulation.verify(rows)
+            each = [sum(chance**place for place in range(depth + 1)) for depth in windows]
+            drafting += simulation.verify(rows) * sum(each) / len(each)
+    assert plain / seconds >= 0.95
+    assert drafting / seconds >= (1.01 if chance == 0.8 else 0.985)
