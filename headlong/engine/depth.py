@@ -57,6 +57,7 @@ class RowDepth:
         self.depth: int | None = None  # chosen last; None: not yet
         self.probe = Probe()
         self.note: tuple[float, float] | None = None  # one draft more: its reach, and from which on it pays
+        self.beside = False  # such as never draft, who would lose by it
 
     def reach(self, drafter: str, depth: int) -> list[float]:
         return self.acceptance.reach(drafter, depth)
@@ -85,6 +86,8 @@ class RowDepth:
         if self.depth >= self.most:
             return f"{self.depth} drafts a round pay, the most there can be"
         which = f"{self.depth} drafts a round pay; one more" if self.depth else "a draft"
+        if self.beside and not self.depth:
+            which = f"beside rows that never draft only some rounds have drafts; {which}"
         return f"{which} is kept {100 * self.note[0]:.0f} % of the time and pays from {100 * self.note[1]:.0f} %"
 
 
@@ -235,6 +238,7 @@ class Scene:
         drafts = min(self._drafts(sum(depths), deepest), len(self.table) - 2)
         verifying = self.rate * (self.table[drafts + 1] - self.table[drafts]) * (self.run / self.rows)
         for row, reach, depth in zip(self.auto, self.reach, depths, strict=True):
+            row.beside = self.bystanders
             if depth < len(reach):
                 step = self.rate * (self.steps[depth + 1] - self.steps[depth]) if depth >= deepest else 0.0
                 row.note = reach[depth], verifying + step

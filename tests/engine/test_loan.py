@@ -58,3 +58,11 @@ def test_rows_that_never_draft_lose_little(rows, chance):
             drafting += simulation.verify(rows) * sum(each) / len(each)
     assert plain / seconds >= 0.95
     assert drafting / seconds >= (1.01 if chance == 0.8 else 0.985)
+
+
+def test_a_row_says_that_others_are_spared():
+    simulation = Simulation("cpu", [0.8] * 8)
+    for row in simulation.rows[::2]:
+        row.asked = row.cap = 0
+    simulation.run(300)
+    assert all("beside rows that never draft" in row.why for row in simulation.rows[1::2])

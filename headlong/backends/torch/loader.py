@@ -58,10 +58,9 @@ class Loader:
         """Matrices that share their input, stacked: so many rows in all."""
         if self.native and self.drafts:
             return Int8Weight(self.native, rows, parts)
-        return Weight(self.settled(rows, parts))
+        return Weight(self._stacked(rows, parts))
 
-    def settled(self, rows: int, parts: Iterable[Tensor]) -> Tensor:
-        """Stacked."""
+    def _stacked(self, rows: int, parts: Iterable[Tensor]) -> Tensor:
         if self.native is None:
             read = list(parts)
             return read[0] if len(read) == 1 else torch.cat(read)

@@ -32,7 +32,7 @@ class Weight:
             matrix = _packed(matrix.contiguous(), self.native)
         elif self.packed:
             matrix = torch.ops.mkldnn._reorder_linear_weight(matrix.float(), None)
-        self.matrix = matrix.contiguous() if not self.packed else matrix
+        self.matrix = matrix if self.packed else matrix.contiguous()
         self.rows_agree = self.packed and _agrees(self, _any_number)
         self.tile = FIXED_TILE if _agrees(self, _any_place) else 1  # rows multiplied together where that matters
 

@@ -50,16 +50,15 @@ def best_word(scores: Tensor, words: Tensor | None, to: Tensor) -> None:
 
 def embed(table: Tensor | Weight, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows [N] of a table [V, H] in the model's dtype; from bfloat16 to float32 no bit is lost."""
-    if packed := isinstance(table, Weight):
-        rows, size = table.matrix, table.in_features
+    if packed := isinstance(table, Weight):  # one of our own kernels' weights
+        rows, size, lib = table.matrix, table.in_features, table.native
     else:
-        rows, size = table, table.shape[1]
-    lib = library() if rows.is_cpu and dtype == torch.float32 else None
-    if lib is None or rows.dtype not in HALF:
+        rows, size, lib = table, table.shape[1], library() if table.is_cpu and table.dtype in HALF else None
+    if lib is None:
         return rows[tokens].to(dtype)
     y = torch.empty(len(tokens), size, dtype=torch.float32)
     lib.embed(y.data_ptr(), rows.data_ptr(), packed, HALF[rows.dtype], tokens.data_ptr(), len(tokens), size)
-    return y
+    return y.to(dtype)
 
 
 def last_kept(x: Tensor, offsets: Tensor, kept: Tensor) -> Tensor:

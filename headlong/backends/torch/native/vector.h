@@ -1,7 +1,7 @@
 /* As many floats at a time as the machine's vectors hold: where a compiler has to split wider ones it keeps them in memory.
  *
- * Sums are over LANES lanes on every machine, in PIECES vectors, so that they have the same bits on all of them. The last
- * few elements of an array go through the same code as the others, padded.
+ * Sums are over LANES lanes on every machine, in PIECES vectors, so that all that fuse products and sums give the same
+ * bits. The last few elements of an array go through the same code as the others, padded.
  */
 #include <stdint.h>
 #include <string.h>
@@ -88,7 +88,7 @@ static inline four add_lanes4(const floats v[4], long apart) {
     return SHUFFLE(four_ints, ab, cd, 0, 1, 4, 5) + SHUFFLE(four_ints, ab, cd, 2, 3, 6, 7);
 }
 
-/* Pick from WIDTH places each: every lane's, by a macro of the lane and a size. */
+/* f of every lane, one after the other. */
 #if WIDTH == 16
 #define EACH(f, size)                                                                                               \
     f(0, size), f(1, size), f(2, size), f(3, size), f(4, size), f(5, size), f(6, size), f(7, size), f(8, size),     \
@@ -105,9 +105,9 @@ static inline four add_lanes4(const floats v[4], long apart) {
 #define SWAP_BLOCKS(v, size)                                                       \
     for (int i_ = 0; i_ < WIDTH; i_++)                                             \
         if (!(i_ & (size))) {                                                      \
-            floats a_ = (v)[i_], b_ = (v)[i_ + (size)];                             \
-            (v)[i_] = SHUFFLE(ints, a_, b_, EACH(UPPER, size));              \
-            (v)[i_ + (size)] = SHUFFLE(ints, a_, b_, EACH(LOWER, size));     \
+            floats a_ = (v)[i_], b_ = (v)[i_ + (size)];                            \
+            (v)[i_] = SHUFFLE(ints, a_, b_, EACH(UPPER, size));                    \
+            (v)[i_ + (size)] = SHUFFLE(ints, a_, b_, EACH(LOWER, size));           \
         }
 
 /* Vectors as the rows of a square, which become its columns. */

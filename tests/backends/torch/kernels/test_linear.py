@@ -54,7 +54,11 @@ def test_near_float64_and_rows_do_not_see_each_other(shape, dtype, path, normal,
 def test_rows_of_a_packed_weight_are_found_again(shape, dtype, normal):
     matrix = normal(*shape).to(dtype)
     rows = torch.arange(shape[0]).flip(0)
-    assert torch.equal(embed(Weight(matrix), rows, torch.float32), matrix[rows].float())
+    weight = Weight(matrix)
+    assert torch.equal(embed(weight, rows, torch.float32), matrix[rows].float())
+    assert torch.equal(embed(weight, rows, torch.bfloat16), matrix[rows].bfloat16())
+    with references_only():  # it stays packed
+        assert torch.equal(embed(weight, rows, torch.float32), matrix[rows].float())
 
 
 @pytest.mark.skipif(library() is None, reason="no C compiler")
