@@ -248,7 +248,7 @@ class _Watch(TorchFunctionMode):
     """
 
     MAKERS = frozenset(("empty", "new_empty", "empty_like"))
-    VIEWS = frozenset(("view", "flatten", "unflatten", "split", "__getitem__", "contiguous", "float", "__get__"))
+    VIEWS = frozenset(("view", "flatten", "unflatten", "split", "__getitem__", "contiguous", "float", "to", "__get__"))
     QUESTIONS = frozenset(("data_ptr", "stride", "numel", "__len__"))
 
     def __init__(self, arena: Arena) -> None:
