@@ -13,13 +13,13 @@ from typing import Any
 
 from headlong.engine.acceptance import Acceptance
 from headlong.engine.loan import ENOUGH, Loan
-from headlong.engine.probe import FIRST_WAIT, LAST_WAIT, REST, Probe
+from headlong.engine.probe import FIRST_WAIT, REST, Probe
 from headlong.engine.request import RAGGED, Sizes
 from headlong.engine.roundcost import STRETCH, KindCosts, RoundCosts
 
 HEAD = "mtp"
 # When depths change
-YOUNG = 16  # rounds after a change of rows in which depths are considered every round; fewer with more rows
+YOUNG = 16  # rounds after a change of rows in which depths are considered every second one; fewer with more rows
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
@@ -29,8 +29,8 @@ UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pa
 PARKED = 0.05  # gain for which some rows rest while others draft
 ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
 # What is tried though it looks worse
-BUDGET = 0.005  # share of time for it
-FIRST_CREDIT, CREDIT = 3.0, 1.0  # rounds of it that a new engine starts with, and most that are saved up later
+BUDGET = 0.003  # share of time for it
+FIRST_CREDIT, CREDIT = 3.0, 2.0  # rounds of it that a new engine starts with, and most that are saved up later
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
 FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which the budget is spent on them, and more
 SOON = 4  # rounds to one without drafts, while hardly any was seen
@@ -38,7 +38,7 @@ FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # the same after a change; later, for each th
 FAR = 0.3  # share by which rounds without drafts are so much worse that none is looked at
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
-FADE = 0.8  # trust left in costs each time nothing was worth trying for LAST_WAIT rounds
+LONGEST_LOOK = 64  # rounds from one look for something worth trying to the next
 
 
 def other_crowd(now: int, before: int) -> bool:
@@ -288,7 +288,7 @@ class DepthController:
         scene.annotate(depths)
         tried = self._borrow(scene, depths) or self._try(scene, depths)
         self._rows, self._planned = list(rows), self._clock
-        self._wake = self._clock + (1 if self._clock < self._young else REST + len(rows) // REST)
+        self._wake = self._clock + (2 if self._clock < self._young else REST + len(rows) // REST)
         if tried is None:
             return [row.now for row in rows]
         self._wake = self._clock + 2  # a trial is drafted now, verified next, known then
@@ -356,13 +356,13 @@ class DepthController:
         if scene.bystanders and not any(depths):
             return None  # what they lend tells enough
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
-        due = [row for row in idle if turned or row.probe.due <= self._clock]
+        due = [row for row in idle if turned or row.probe.due <= self._clock] if hoped > WORTH else []
         if self._look <= self._clock and not (due and self._looked):
             return self._look_around(scene, depths, cost)
         # Rows that draft together share the steps: what one has found is tried by all, and gone on with together.
         due.sort(key=lambda row: (not row.probe.tried, row.probe.due))
         alive = len(due) if turned else sum(row.probe.tried > 0 for row in due)
-        for count in (alive, len(due) if scene.padded else 1) if due and hoped > WORTH else ():
+        for count in (alive, len(due) if scene.padded else 1) if due else ():
             price = self._price(scene, depths, count, hoped)
             if count and self._credit >= (price - DEBT if alive else price):
                 self._credit -= price
@@ -418,9 +418,7 @@ class DepthController:
             if other != depths and rate > scene.rate * (1.0 + WORTH) and price <= max(CREDIT, self._credit):
                 found.append(((rate / scene.rate - 1.0) / (price + WORTH), price, other))
         if not found:
-            if self._wait == LAST_WAIT:
-                scene.curves.fade(range(scene.size, scene.size + len(scene.table)), FADE)
-            self._wait = min(2 * self._wait, LAST_WAIT)
+            self._wait = min(2 * self._wait, LONGEST_LOOK)
             self._look = self._clock + self._wait
             return None
         affordable = [one for one in found if one[1] <= self._credit]

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 VERSION = 2
@@ -13,7 +13,9 @@ TILE = 16  # kernels cost a step more past a whole number of tiles, so knots sta
 FIRST = 8  # rounds after which a size may tell the machine's speed
 STRETCH = 3.0  # what those count as
 MOST_WEIGHT = 32.0  # rounds that a knot remembers
-FORGOTTEN = 0.5  # rounds; a knot that has faded below is dropped
+FADING = 1024.0  # rounds; what was visited so long ago counts for one, in half the time for two, and so on
+OLD = 1.5  # rounds; what counts for less
+WRONG = 0.4  # and is by this log dearer than now is learnt anew
 GAIN = 0.05  # share of its error by which a well-known knot moves
 CLIP_UP, CLIP_DOWN = 0.15, 0.2  # most of a log error that counts: rounds are slow by accident, never fast
 IDLE_GAIN = 0.1
@@ -26,7 +28,8 @@ REDRAW = 0.01  # log change after which a table is drawn again
 SLOPE = 0.03  # one more token, in rounds of no tokens, before anything is known: little, so that drafting is tried
 STEP = 0.1  # a draft step of one row, in rounds of one token, before anything is known
 STEP_SLOPE = 0.05  # one more row in it
-DOUBT = 0.3  # most by which a size seen once, or never, may be cheaper than it seems
+DOUBT = 0.3  # by which a size seen once, or never, may be cheaper than it seems
+LEAST_TRUST = 0.75  # rounds that count, when nothing was seen for long: more may have changed since
 NOISE = 0.08  # the same for the noise of one round
 
 
@@ -53,10 +56,11 @@ def median(values: Sequence[float]) -> float:
 class Knot:
     """Seconds of one size. Its first rounds are kept, so that a spike among them can be told."""
 
-    def __init__(self, seconds: float, weight: float = 0.0) -> None:
+    def __init__(self, seconds: float, weight: float = 0.0, visited: int = 0) -> None:
         self.seconds = seconds
         self.weight = weight  # in rounds; those of the first stretch count little: the machine may have been slow then
         self._first = [seconds] * FIRST if weight >= STRETCH else []
+        self.visited = visited  # the curve's round in which it last came
 
     @property
     def settled(self) -> bool:
@@ -64,9 +68,11 @@ class Knot:
 
     def observe(self, seconds: float) -> float:
         """Take one round; how far the log of the seconds moved."""
-        before = self.seconds
+        before, error = self.seconds, math.log(seconds / self.seconds)
+        if self.weight < OLD and error < -WRONG:
+            self.weight, self._first = 0.0, []
         if self.settled:
-            error = max(-CLIP_DOWN, min(CLIP_UP, math.log(seconds / before)))
+            error = max(-CLIP_DOWN, min(CLIP_UP, error))
             self.seconds *= math.exp(error * max(GAIN, 1.0 / (self.weight + 1.0)))
             self.weight = min(MOST_WEIGHT, self.weight + 1.0)
         else:
@@ -76,8 +82,14 @@ class Knot:
         return abs(math.log(self.seconds / before))
 
     def touch(self) -> None:
-        """A size that is visited is not forgotten."""
         self.weight = max(self.weight, min(STRETCH, self.weight + 1.0))
+
+    def trust(self, now: int) -> float:
+        """What its weight is still worth in a round of the curve."""
+        return self.weight / (1.0 + self.weight * (now - self.visited) / FADING)
+
+    def visit(self, now: int) -> None:
+        self.weight, self.visited = self.trust(now), now
 
     def _settle(self, expected: float) -> float:
         """The lower third; a single round that is slower than expected is believed by half, and by twice at most."""
@@ -95,6 +107,7 @@ class Curve:
         self._places: list[int] = []  # by size: the nearest place for a knot
         self._table: list[float] = []
         self._moved = 0.0  # since the table was drawn
+        self._rounds = 0
 
     @property
     def known(self) -> bool:
@@ -129,17 +142,17 @@ class Curve:
         place = self.place(size)
         expected = self.value(place)
         if place not in self._knots:
-            self._knots[place] = Knot(expected)
+            self._knots[place] = Knot(expected, visited=self._rounds)
             self._moved = math.inf
         self._moved += self._knots[place].observe(seconds * expected / self.value(size))
 
-    def fade(self, sizes: range, factor: float) -> None:
-        """Trust less what could have been visited; forget it when it was not for long."""
-        for place in [place for place in self._knots if place in sizes]:
-            self._knots[place].weight *= factor
-            if self._knots[place].weight < FORGOTTEN and len(self._knots) > 1:
-                del self._knots[place]
-                self._moved = math.inf
+    def visit(self, size: int) -> Knot | None:
+        """A round of this size has come: its knot, if there is one."""
+        self._rounds += 1
+        knot = self.knot(size)
+        if knot:
+            knot.visit(self._rounds)
+        return knot
 
     def optimistic(self, most: int, standing: int, bold: bool) -> list[float]:
         """The least that every size may cost, set against the standing one; boldly, even sizes never seen."""
@@ -155,8 +168,8 @@ class Curve:
             elif knot is known:
                 least.append(seconds)
             else:
-                weight = max(1.0, knot.weight)
-                least.append(seconds * (1.0 - DOUBT * weight**-2 - NOISE * weight**-0.5))
+                trust = max(LEAST_TRUST, knot.trust(self._rounds))
+                least.append(seconds * (1.0 - DOUBT * trust**-2 - NOISE * trust**-0.5))
             if knot and size == self._places[size]:
                 floor = max(floor, least[-1])
         return least
@@ -180,7 +193,8 @@ class Curve:
         places = sorted(self._knots)
         if not places:
             return [prior(size) for size in range(most + 1)]
-        levels = _never_falling([self._knots[place] for place in places])
+        knots = [self._knots[place] for place in places]
+        levels = _never_falling([(knot.seconds, knot.trust(self._rounds)) for knot in knots])
         first, last = places[0], places[-1]
         table = [levels[0] * prior(size) / prior(first) for size in range(first)]
         for (left, right), (low, high) in zip(pairwise(places), pairwise(levels), strict=True):
@@ -194,12 +208,13 @@ class Curve:
         return table
 
 
-def _never_falling(knots: Sequence[Knot]) -> list[float]:
-    """Neighbours that fall are pooled, each counting as much as its weight; one far above a larger size was a spike."""
+def _never_falling(knots: Sequence[tuple[float, float]]) -> list[float]:
+    """Levels of seconds and their weights. Neighbours that fall are pooled, each counting as much as its weight; one
+    far above a larger size that is known as well was a spike."""
     pools: list[tuple[float, float, int]] = []
-    ceilings = list(accumulate(reversed([FALL * knot.seconds for knot in knots]), min))
-    for knot, ceiling in zip(knots, reversed(ceilings), strict=True):
-        level, mass, count = min(knot.seconds, ceiling), max(knot.weight, 0.1), 1
+    for place, (seconds, weight) in enumerate(knots):
+        ceiling = min((FALL * other for other, known in knots[place:] if known >= weight), default=math.inf)
+        level, mass, count = min(seconds, ceiling), max(weight, 0.1), 1
         while pools and pools[-1][0] > level:
             other, other_mass, other_count = pools.pop()
             level = (level * mass + other * other_mass) / (mass + other_mass)
@@ -253,13 +268,6 @@ class KindCosts:
             return self.idle
         further = self.further.table(steps[0])
         return self.first.value(steps[0]) + sum([further[rows] for rows in steps[1:]])
-
-    def fade(self, sizes: range, factor: float) -> None:
-        """Trust these windows' costs less, and all draft steps'."""
-        for curve in (self.verify, *self.by_rows.values()):
-            curve.fade(sizes, factor)
-        for curve in (self.first, self.further, self.waking):
-            curve.fade(range(1, sizes.stop), factor)
 
     def record_verify(self, tokens: int, rows: int, seconds: float) -> None:
         if not self.verify.known and not (self._base and self._base.verify.known):
@@ -331,7 +339,7 @@ class RoundCosts:
             return
         costs = self._kinds[kind]
         curve = costs.verify_of(rows)
-        knot = curve.knot(tokens)
+        knot = curve.visit(tokens)
         if knot is None or not knot.settled:
             costs.record_verify(tokens, rows, verify_s / self._speed)
         else:

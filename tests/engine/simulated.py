@@ -127,3 +127,53 @@ class Simulation:
 
     def best(self):
         return max(self.fixed(depth) for depth in range(9))
+
+
+class Shared(Simulation):
+    """A machine that others use too, as two cores of a server are: its rounds wander, many are slow for no reason, and
+    it is at once slower or faster for a while. Texts are short, so rows come and go."""
+
+    SPEEDS, STRETCHES = (1.0, 1.0, 1.3, 1.8), (30, 100, 300, 1000)
+    WANDERS, FOR = 0.1, 30  # the spread of the log, and rounds after which it is forgotten
+    SHORTEST, LONGEST = 40, 60  # rounds of a text
+
+    def __init__(self, machine, chances, seed=0, controller=None):
+        super().__init__(machine, chances, seed, controller)
+        self.wandered, self.stretch = 0.0, 0
+        self.lives = [self._life() for _ in self.rows]
+
+    def _life(self):
+        return self.random.randrange(self.SHORTEST, self.LONGEST)
+
+    def _noisy(self, seconds):
+        spike = self.random.uniform(0.25, 1.0) if self.random.random() < 0.08 else 0.0
+        return seconds * self.slowness * math.exp(self.wandered + spike + abs(self.random.gauss(0, 0.1)))
+
+    def round(self):
+        step = self.WANDERS * math.sqrt(2 / self.FOR)
+        self.wandered += self.random.gauss(0, step) - self.wandered / self.FOR
+        self.stretch -= 1
+        if self.stretch < 0:
+            self.slowness, self.stretch = self.random.choice(self.SPEEDS), self.random.choice(self.STRETCHES)
+        self.left = list(self.left)
+        for place, life in enumerate(self.lives):
+            self.lives[place] = life - 1 if life else self._life()
+            if not life:
+                self.rows[place], self.left[place] = self.controller.row(), 0
+        return super().round()
+
+
+class Told:
+    """Stands in for a controller: one depth, always."""
+
+    def __init__(self, depth):
+        self.depth, self.costs = depth, self
+
+    def row(self):
+        return self
+
+    def record(self, *_):
+        pass
+
+    def plan(self, rows, kind):
+        return [self.depth] * len(rows)
