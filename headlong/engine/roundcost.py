@@ -296,8 +296,10 @@ class KindCosts:
 
 
 def _followed(usual: float, seconds: float) -> float:
-    """An average that spikes move little."""
-    return usual + IDLE_GAIN * (min(seconds, 2.0 * usual) - usual) if usual else seconds
+    """An average that spikes move little, also one at its beginning: nothing is twice as fast by accident."""
+    if not usual or 2.0 * seconds < usual:
+        return seconds
+    return usual + IDLE_GAIN * (min(seconds, 2.0 * usual) - usual)
 
 
 class RoundCosts:

@@ -37,3 +37,11 @@ def test_sizes_that_seemed_dear_are_looked_at_again(rows, cheap):
     simulation = Simulation("cpu", [0.8] * rows, controller=DepthController(costs, 8))
     simulation.run(2500)
     assert simulation.run(500) >= 0.975 * simulation.best()
+
+
+def test_a_slow_beginning_is_not_what_rest_costs():
+    """The first round without drafts makes room for pairs set aside, and takes many times as long as all others."""
+    costs = RoundCosts()
+    for seconds in (0.003, 0.00005, 0.00006):
+        costs.record("plain", 8, 0.009, [], seconds)
+    assert costs.draft("plain", []) == pytest.approx(0.00005, rel=0.1)
