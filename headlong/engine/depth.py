@@ -4,7 +4,7 @@ Rows share every round, so one row's drafts cost all of them time. The best plan
 the rows' speeds: nobody is slowed for a neighbour who gains less than they lose, in proportion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import exp, log1p
 from operator import is_
@@ -175,21 +175,21 @@ class Scene:
         count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
         return rates[count], {row for _, _, row in shares[:count]}
 
-    def hope(self, bold: bool) -> tuple[float, list[int]]:
-        """The best plan if little-known sizes are cheap and positions good: its rate then, and its depths.
-
-        Boldly, sizes never seen are hoped for too.
-        """
+    def hopes(self) -> Iterator[tuple[float, list[int]]]:
+        """The best plan if little-known sizes are cheap and positions good: its rate then, and its depths; and again if
+        sizes never seen are hoped for too."""
         now = max(row.now for row in self.auto)
-        standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
-        least = self.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
-        host = self.curves.host
-        table = [host + least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
+        depths = self.depths[: sum(depth <= now for depth in self.depths) + NEARBY]
         reaches = [
-            row.acceptance.hopeful(HEAD, len(reach), row.now) for row, reach in zip(self.auto, self.reach, strict=True)
+            row.acceptance.hopeful(HEAD, min(len(reach), depths[-1]), row.now)
+            for row, reach in zip(self.auto, self.reach, strict=True)
         ]
-        within = sum(depth <= now for depth in self.depths)
-        return self.search(reaches, table, self.depths[: within + NEARBY])
+        standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
+        host = self.curves.host
+        for bold in (False, True):
+            least = self.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
+            table = [host + least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
+            yield self.search(reaches, table, depths)
 
     def lent(self) -> tuple[float, int, float]:
         """Of the depths that all could have, the one that gives most for what it costs: tokens more for each round that
@@ -411,8 +411,7 @@ class DepthController:
     def _look_around(self, scene: Scene, depths: list[int], cost: float) -> list[int] | None:
         """Depths whose cost or outcome is little known, and which would be best if it were good."""
         found = []
-        for bold in (False, True):
-            rate, other = scene.hope(bold)
+        for rate, other in scene.hopes():
             lost = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate)
             price = (lost + scene.waking(depths, len(other) - other.count(0))) / cost
             if other != depths and rate > scene.rate * (1.0 + WORTH) and price <= max(CREDIT, self._credit):
