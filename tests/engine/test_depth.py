@@ -36,10 +36,10 @@ def test_it_finds_the_best_depth(machine, rows):
     assert sum(learnt for _, learnt in shares.values()) / len(shares) >= 0.985, shares
 
 
-@pytest.mark.parametrize("rows", [2, 8])
-def test_rows_of_different_luck_have_different_depths(rows):
+@pytest.mark.parametrize(("rows", "wanted"), [(2, 0.985), (8, 0.97)])
+def test_rows_of_different_luck_have_different_depths(rows, wanted):
     shares, told = [], []
-    for seed in range(24):
+    for seed in range(48):
         simulation = Simulation("cpu", [0.95, 0.1] * (rows // 2), seed)
         simulation.run(500)
         best = max(simulation.planned([*pair] * (rows // 2)) for pair in product(range(9), repeat=2))
@@ -51,8 +51,10 @@ def test_rows_of_different_luck_have_different_depths(rows):
             apart += min(lucky) > max(others) if rows == 2 else sum(lucky) >= sum(others)
         shares.append(gave / took / best)
         told.append(apart)
-    assert mean(told) >= 270, told  # in others something is tried, or a bad row's few drafts were all kept by luck
-    assert mean(shares) >= 0.97, shares
+    # In the other rounds something is tried, or a bad row's few drafts were all kept by luck.
+    assert mean(told) >= 280, told
+    assert min(told) >= 240, told
+    assert mean(shares) >= wanted, shares
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
