@@ -20,6 +20,7 @@ from headlong.engine.roundcost import STRETCH, KindCosts, RoundCosts
 HEAD = "mtp"
 # When depths change
 YOUNG = 16  # rounds after a change of rows in which depths are considered every second one; fewer with more rows
+IDLE = 4  # rounds of rest for every four rows, while the best plan stands and nothing is to be tried
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
@@ -120,14 +121,15 @@ class Scene:
         most = self._drafts(sum(map(len, self.reach)), deepest)
         self.verify = curves.verify_of(self.run)
         verify = self.verify.table(self.size + most)
-        self.table = [curves.host + verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
+        self.table = [verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
         self.steps = self._steps(curves.further.value(self.run), deepest)
 
     def _steps(self, further: float, deepest: int) -> list[float]:
-        """By depth: what all steps to there cost without the slope, and with it for fixed rows."""
-        first = self.curves.first.value(self.run) + self.slope * (self.size - 2 * self.rows)
+        """By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host."""
+        curves = self.curves
+        first = curves.host(bare=False) + curves.first.value(self.run) + self.slope * (self.size - 2 * self.rows)
         further = max(0.0, further - self.slope * self.rows)
-        return [self.curves.idle, *(first + further * step for step in range(deepest))]
+        return [curves.host(bare=True) + curves.idle, *(first + further * step for step in range(deepest))]
 
     def _drafts(self, drafts: int, depth: int) -> int:
         """That a plan of so many drafts and its deepest row is run with."""
@@ -185,10 +187,9 @@ class Scene:
             for row, reach in zip(self.auto, self.reach, strict=True)
         ]
         standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
-        host = self.curves.host
         for bold in (False, True):
             least = self.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
-            table = [host + least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
+            table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
             yield self.search(reaches, table, depths)
 
     def lent(self) -> tuple[float, int, float]:
@@ -274,6 +275,8 @@ class DepthController:
         self._clock += 1
         self.anchors = False
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
+        if same and self._clock < self._wake and not self._loan.runs(self._clock):
+            return [row.now for row in rows]
         auto = [row for row in rows if row.asked is None]
         same_crowd = not other_crowd(len(rows), len(self._rows))
         rests = self._clock < self._wake and same_crowd and self._welcome(auto)
@@ -288,12 +291,23 @@ class DepthController:
         scene.annotate(depths)
         tried = self._borrow(scene, depths) or self._try(scene, depths)
         self._rows, self._planned = list(rows), self._clock
-        self._wake = self._clock + (2 if self._clock < self._young else REST + len(rows) // REST)
+        self._wake = self._clock + self._rest(scene, depths)
         if tried is None:
             return [row.now for row in rows]
         self._wake = self._clock + 2  # a trial is drafted now, verified next, known then
         trial = {id(row): depth for row, depth in zip(scene.auto, tried, strict=True)}
         return [trial.get(id(row), row.now) for row in rows]
+
+    def _rest(self, scene: Scene, depths: Sequence[int]) -> int:
+        """Rounds to the next consideration: more while the best plan stands, but to the next trial that is due."""
+        if self._clock < self._young:
+            return 2
+        usual = REST + scene.rows // REST
+        if scene.padded or self._drag or self._changed == self._clock:
+            return usual
+        due = [row.probe.due for row, depth in zip(scene.auto, depths, strict=True) if not depth]
+        longest = REST + IDLE * (scene.rows // REST)
+        return max(usual, min(longest, *(when - self._clock for when in (self._look, *due))))
 
     def _settle(self, scene: Scene, same: bool) -> list[int]:
         """The standing depths, until what they lose against the best has added up."""
@@ -459,7 +473,8 @@ class DepthController:
         curves = self.costs.of(kind)
         if bare:
             self._anchored = self._clock
-        self._rest_s += (ROUND_GAIN if self._rest_s else 1.0) * (curves.host + curves.draft(steps) - self._rest_s)
+        takes = curves.host(bare) + curves.draft(steps)
+        self._rest_s += (ROUND_GAIN if self._rest_s else 1.0) * (takes - self._rest_s)
 
     def explain(self, kind: str = "plain") -> dict[str, Any]:
         """What is known and chosen now, for people: costs in plain steps of one row."""

@@ -268,8 +268,8 @@ class Loop:
             busy_s = self._count_late(result.prompt_s) + result.verify_s + result.draft_s
             self._record(flight.parts, result, flight.kind)
             host_s = max(0.0, perf_counter() - flight.started - busy_s)
-            if self.limits.overlaps:  # else most of it is writing, and takes as long for a token in every plan
-                self.controller.costs.record_host(flight.kind, host_s, flight.waited)
+            bare = not any(part.window.verify for part in flight.parts)
+            self.controller.costs.record_host(flight.kind, host_s, flight.waited, bare)
             self.totals.record_round(result.verify_s, result.draft_s, host_s)
             _count_seconds(flight.parts, host_s, flight.started)
 

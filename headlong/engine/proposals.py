@@ -16,9 +16,8 @@ class Proposer(Protocol):
 
     name: str
 
-    @property
-    def match(self) -> int:
-        """Tokens that speak for the next proposal: the more, the likelier it is right."""
+    def matches(self, least: int) -> bool:
+        """Whether at least so many tokens speak for the next proposal: the more, the likelier it is right."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take tokens that became part of the row's text."""
@@ -32,8 +31,8 @@ class Ngram:
 
     An earlier place is followed as long as it is right, so that a copied text is not left for a later place which
     shares only its last few tokens. Then the latest place of the longest n-gram is taken. Longer ones than `least` + 1
-    need no index: once a place has been right, more than that agree. Tokens are looked at when a proposal is asked for:
-    many at once take less.
+    need no index: once a place has been right, more than that agree. Tokens are looked at when it matters: many at once
+    take less.
     """
 
     name = "ngram"
@@ -79,6 +78,10 @@ class Ngram:
         self._catch_up()
         return self._agreed
 
+    def matches(self, least: int) -> bool:
+        # With each new token one more agrees at most, and a place that was just found has `least` + 1.
+        return max(self._agreed, self._least) + len(self._new) >= least and self.match >= least
+
     def propose(self, most: int) -> tuple[int, ...]:
         self._catch_up()
         if not self._agreed:
@@ -117,6 +120,9 @@ class Prediction:
     @property
     def match(self) -> int:
         return 0 if self._parted else self._agreed
+
+    def matches(self, least: int) -> bool:
+        return self.match >= least
 
     def propose(self, most: int) -> tuple[int, ...]:
         return () if self._parted else self._text[self._next : self._next + most]

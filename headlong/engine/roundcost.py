@@ -234,8 +234,8 @@ class KindCosts:
         self.further = Curve(lambda rows: self.first.value(rows))
         self.waking = Curve(lambda rows: self.first.value(rows))  # a first step after rest takes all pairs since then
         self.idle = 0.0  # the drafting half of a round in which nobody drafts
-        self.host = 0.0  # what a round takes beside the backend: planning and writing
-        self.hosts = {False: 0.0, True: 0.0}  # that of rounds begun before the one before was known, and after it was
+        self.hosts = {False: 0.0, True: 0.0}  # what rounds with drafts, and without, take beside the backend
+        self.waits = {False: 0.0, True: 0.0}  # that of rounds begun before the one before was known, and after it was
 
     def _verify_prior(self, size: int) -> float:
         if self._base and self._base.verify.known:
@@ -261,7 +261,11 @@ class KindCosts:
     @property
     def wait(self) -> float:
         """What a round takes longer if it is begun when the one before it is known; 0 until both were seen."""
-        return max(0.0, self.hosts[True] - self.hosts[False]) if all(self.hosts.values()) else 0.0
+        return max(0.0, self.waits[True] - self.waits[False]) if all(self.waits.values()) else 0.0
+
+    def host(self, bare: bool) -> float:
+        """What a round takes beside the backend: planning, and taking in what it gave. `bare`: without drafts."""
+        return self.hosts[bare] or self.hosts[not bare]
 
     def draft(self, steps: Sequence[int]) -> float:
         if not steps:
@@ -357,12 +361,13 @@ class RoundCosts:
         if draft_s > 0.0 or not steps:
             costs.record_draft(steps, draft_s / self._speed, woken)
 
-    def record_host(self, kind: str, seconds: float, waited: bool) -> None:
-        """What a round took beside the backend, and whether it was begun when the one before it was known."""
+    def record_host(self, kind: str, seconds: float, waited: bool, bare: bool) -> None:
+        """What a round took beside the backend, whether it was begun when the one before it was known, and whether it
+        had nothing to verify."""
         if seconds < HICCUP:
             costs, usual = self._kinds[kind], max(0.0, seconds) / self._speed
-            costs.host = _followed(costs.host, usual)
-            costs.hosts[waited] = _followed(costs.hosts[waited], usual)
+            costs.hosts[bare] = _followed(costs.hosts[bare], usual)
+            costs.waits[waited] = _followed(costs.waits[waited], usual)
 
     def _measured(self) -> float:
         """The speed of the last rounds; of more of them, while it is steady."""

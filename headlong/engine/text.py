@@ -27,6 +27,7 @@ class Text:
         self._template = template
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, content in added.items() if content.special)
+        self._alone: dict[int, str | None] = {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Text":
@@ -77,9 +78,12 @@ class Text:
         """One token's own bytes, which need not be whole characters; none for ids the tokenizer does not know."""
         return self._spellings[token].removeprefix(SPECIAL) if token < len(self._spellings) else b""
 
-    def shows(self, token: int) -> bool:
-        """Whether a token can have text: special tokens and ids the tokenizer does not know have none."""
-        return token not in self._special and self._tokenizer.id_to_token(token) is not None
+    def alone(self, token: int) -> str | None:
+        """The text of a token by itself; None where it cannot have any: of special tokens and unknown ids."""
+        if token not in self._alone:
+            shows = token not in self._special and self._tokenizer.id_to_token(token) is not None
+            self._alone[token] = self.decode([token]) if shows else None
+        return self._alone[token]
 
     @cached_property
     def _spellings(self) -> list[bytes]:
@@ -102,13 +106,13 @@ class Decoder:
         self._text = text
         self._pending: list[int] = []
         self._shown = 0  # characters of the pending tokens' text already returned
-        self._settle([token for token in prompt[-LONGEST_WAIT:] if text.shows(token)])
+        self._settle([token for token in prompt[-LONGEST_WAIT:] if text.alone(token) is not None])
         if UNKNOWN in self._settled_text:  # the prompt was cut inside a character
             self._settle([])
 
     def push(self, token: int) -> str:
         """The text that is now certain."""
-        if not self._text.shows(token):
+        if self._text.alone(token) is None:
             return ""
         self._pending.append(token)
         fresh = self._fresh()
@@ -139,7 +143,8 @@ class Decoder:
         return shown
 
     def _settle(self, tokens: list[int]) -> None:
-        self._settled, self._settled_text = tokens, self._text.decode(tokens)
+        alone = self._text.alone(tokens[0]) if len(tokens) == 1 else None
+        self._settled, self._settled_text = tokens, self._text.decode(tokens) if alone is None else alone
         self._pending, self._shown = [], 0
 
     def _forget_front(self, unshown: int) -> None:

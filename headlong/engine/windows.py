@@ -82,7 +82,7 @@ class Drafting:
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:
-            long = proposer.match >= LONG_MATCH
+            long = proposer.matches(LONG_MATCH)
             if long or proposer.name != NGRAM or not self.uses_head:  # where a short match and the head differ, it errs
                 source = proposer.name + (LONG if long else "")
                 offers.append(self._given(proposer.name, source, proposer.propose(2 * most), most))
@@ -105,7 +105,7 @@ class Drafting:
 
     def lost(self, most: int) -> float:
         """What the head's drafts alone are expected to give less than others that stand ready, in the log of tokens."""
-        if not any(proposer.match >= LONG_MATCH for proposer in self.proposers):
+        if not any(proposer.matches(LONG_MATCH) for proposer in self.proposers):
             return 0.0
         others, head = self.depth.reach(NGRAM + LONG, most), self.depth.reach(HEAD, self.depth.now)
         return max(0.0, log1p(sum(others)) - log1p(sum(head)))

@@ -141,6 +141,17 @@ def test_ngram_does_not_see_how_tokens_came(tokens, cuts, most):
     assert (proposer.propose(most), proposer.match) == ngram(tokens, most)
 
 
+@given(TOKENS, st.lists(st.integers(0, 60)), st.integers(2, 4), st.integers(1, 12))
+@relaxed
+def test_a_match_that_is_too_short_is_known_without_a_look(tokens, cuts, least, wanted):
+    """Whether some is long enough is answered as if every token had been looked at."""
+    proposer, looked = Ngram(least=least), Ngram(least=least)
+    for piece in in_pieces(tokens, cuts):
+        proposer.extend(piece)
+        looked.extend(piece)
+        assert proposer.matches(wanted) == (looked.match >= wanted)
+
+
 # --- predictions -------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,9 @@ class Says:
     def __init__(self, tokens, name="ngram", match=1):
         self.tokens, self.name, self.match, self.taken = tuple(tokens), name, match, []
 
+    def matches(self, least):
+        return self.match >= least
+
     def propose(self, most):
         return self.tokens[:most]
 

@@ -46,6 +46,11 @@ class Scored:
     scores: Tensor
 
 
+def accept_best(layout: Layout, window: Tensor, logits: Tensor) -> Verdict:
+    """As if every row took the best of its logits [N, V]."""
+    return _keep_chosen(layout, window, best(logits))
+
+
 def accept(trial: Trial, chain: Chain) -> Verdict:
     """Rows that ask for nothing take the best logits; the others go through the chain, only they."""
     layout = trial.layout
@@ -56,7 +61,7 @@ def accept(trial: Trial, chain: Chain) -> Verdict:
     if coupled:
         part = layout.part(coupled)
         chosen[part.flat] = part.layout.unpad(_choose(_score(trial, part, chain), chain))
-    verdict = _keep_chosen(trial, chosen)
+    verdict = _keep_chosen(layout, trial.window, chosen)
     rejection = chain.under(Rule.REJECTION, layout.rows)
     if rejection:
         part = layout.part(rejection)
@@ -107,19 +112,18 @@ def _choose(scored: Scored, chain: Chain) -> Tensor:
     return best(scores)
 
 
-def _keep_chosen(trial: Trial, chosen: Tensor) -> Verdict:
-    """A draft is kept while it is what the target chose, [N]."""
-    layout, lib = trial.layout, library(trial.logits)
+def _keep_chosen(layout: Layout, window: Tensor, chosen: Tensor) -> Verdict:
+    """Drafts of windows [N] are kept while they are what the target chose, [N]."""
     if fused(chosen):
-        sizes = layout.offsets, layout.sizes, layout.widest
-        return Verdict(*verdicts().accept_coupled(chosen, trial.window, *sizes))
+        return Verdict(*verdicts().accept_coupled(chosen, window, layout.offsets, layout.sizes, layout.widest))
+    lib = library() if chosen.is_cpu else None
     if lib is None or layout.counts is not None:
-        window, mine = layout.pad(trial.window), layout.pad(chosen)
+        window, mine = layout.pad(window), layout.pad(chosen)
         accepted = _leading((window[:, 1:] == mine[:, :-1]) & _drafted(layout))
         following = mine.gather(1, accepted[:, None])[:, 0]
         return Verdict(layout.unpad(_tokens(window, accepted, following)), accepted + 1)
     verdict = Verdict(torch.empty_like(chosen), torch.empty_like(layout.index))
-    tensors = (verdict.tokens, verdict.kept, chosen, trial.window, layout.offsets)
+    tensors = (verdict.tokens, verdict.kept, chosen, window, layout.offsets)
     lib.accept_coupled(*(t.data_ptr() for t in tensors), len(layout.rows))
     return verdict
 

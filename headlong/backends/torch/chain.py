@@ -157,6 +157,10 @@ class Chain:
         """The places among these rows that stand under a rule."""
         return tuple(b for b, row in enumerate(rows) if self.rules[row] is rule)
 
+    def all_best(self, rows: Sequence[int]) -> bool:
+        """Whether these rows take their best logits as they are."""
+        return all(self.rules[row] is Rule.BEST for row in rows)
+
     def needs_of(self, rows: Sequence[int]) -> Needs:
         total = Needs()
         for row in rows:

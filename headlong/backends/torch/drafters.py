@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,10 +13,12 @@ from headlong.backends.torch.chain import Chain, Rule, Seen
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best, best_word, last_kept
 from headlong.backends.torch.models.base import Head
+from headlong.backends.torch.native.library import library
 from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import BACKLOG, Backlog, Feed
-from headlong.backends.torch.ragged import Layout
+from headlong.backends.torch.ragged import Grid, Layout
 from headlong.backends.torch.step import Prefill, Window
+from headlong.settings import MAX_DEPTH
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Drafter(Protocol):
     def follow(self, feed: Feed) -> None:
         """Take in a round of rows that are not to draft now, but may later."""
 
+    def rest(self, layout: Layout) -> None:
+        """The same of a round whose pairs are in the backlog already."""
+
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         """Take in a round and propose; the deepest row comes first, and all depths are above 0."""
 
@@ -66,6 +72,7 @@ class HeadDrafter:
         self.head, self.cache, self.chain = head, cache, chain
         self.backlog = Backlog(cache)
         self.feed = Taped(self._feed)
+        self.chains = {depth: Taped(partial(self._chain, depth)) for depth in range(1, MAX_DEPTH + 1)}
         self._once_s = 0.0
 
     def start(self, row: int) -> None:
@@ -86,9 +93,15 @@ class HeadDrafter:
             self.backlog.add(feed)
             self._catch_up(feed.layout.rows, BACKLOG)
 
+    def rest(self, layout: Layout) -> None:
+        self.backlog.count(layout)
+        self._catch_up(layout.rows, BACKLOG)
+
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         self._catch_up(feed.layout.rows, 1)
         self.head.learn(feed.tokens)
+        if depths[0] == depths[-1] and self.chain.all_best(feed.layout.rows):
+            return self._draft_alike(feed, depths[0])
         self._once_s = 0.0
         rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
         drafts = rows.index.new_zeros(depths[0], len(depths))
@@ -106,6 +119,13 @@ class HeadDrafter:
             if probs is not None and shares is not None:
                 probs[: len(shares), j] = shares
         return Proposal(drafts.T, probs)
+
+    def _draft_alike(self, feed: Feed, depth: int) -> Proposal:
+        """For rows that take the head's best tokens, all of them as many."""
+        taped, layout = self.chains[depth], feed.layout
+        (drafts,) = taped(layout, layout.index, layout.offsets, feed.starts, feed.kept, feed.hidden, feed.tokens)
+        self._once_s = taped.once_s
+        return Proposal(drafts.T)
 
     def _catch_up(self, rows: Sequence[int], least: int) -> None:
         """Feed what was set aside of those rows that have at least so many pairs."""
@@ -130,6 +150,19 @@ class HeadDrafter:
         out = self.head(hidden, tokens, Window(self.cache, layout.at(index, offsets), starts, counts))
         last = out if layout.widest == 1 else last_kept(out, offsets, counts)
         return last, self.head.logits(last)
+
+    def _chain(self, depth: int, layout: Layout, *pairs: Tensor) -> tuple[Tensor]:
+        """Pairs as `_feed` takes them -> the best tokens of so many steps, [depth, B]."""
+        index, offsets, starts, counts, hidden, tokens = pairs
+        drafts = index.new_empty(depth, len(index))
+        for j in range(depth):
+            if j:
+                layout, starts, counts = _next(layout.at(index, offsets), starts, counts)
+                index, offsets = layout.index, layout.offsets
+            hidden, logits = self._feed(layout, index, offsets, starts, counts, hidden, tokens)
+            tokens = drafts[j]
+            best_word(logits, self.head.words, tokens)
+        return (drafts,)
 
     def _pick(self, rows: Layout, logits: Tensor, ends: Tensor, drafts: Tensor, to: Tensor) -> Tensor | None:
         """Drafts to [B], after those so far [B, j], from logits [B, V], or of the head's words, of what was fed before
@@ -159,6 +192,18 @@ class HeadDrafter:
         return torch.zeros(shape, dtype=torch.float32, device=self.cache.device) if count else None
 
 
+def _next(layout: Layout, starts: Tensor, counts: Tensor) -> tuple[Layout, Tensor, Tensor]:
+    """One token of each row behind `counts` [B] others: its layout, start and count."""
+    lib = library() if starts.is_cpu else None
+    if lib is None:
+        ones = layout.ones(len(layout.rows))
+        return ones, starts + counts, ones.sizes
+    ends, sizes, offsets = torch.empty_like(starts), torch.empty_like(starts), torch.empty_like(layout.offsets)
+    lib.go_on(*(t.data_ptr() for t in (ends, sizes, offsets, starts, counts)), len(starts))
+    grid = Grid((1,) * len(layout.rows), starts.device, offsets)
+    return Layout(layout.rows, grid, layout.index), ends, sizes
+
+
 def _spread(logits: Tensor, words: Tensor, vocab: int) -> Tensor:
     """[B, S] of some words -> [B, V], without a chance for all others."""
     return logits.new_full((len(logits), vocab), -torch.inf).index_copy(1, words, logits)
@@ -182,6 +227,9 @@ class Right:
         pass
 
     def follow(self, feed: Feed) -> None:
+        pass
+
+    def rest(self, layout: Layout) -> None:
         pass
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:

@@ -64,6 +64,15 @@ class Backlog:
         return found if self.hidden is None else {**found, "late hidden": self.hidden[row]}
 
     def add(self, feed: Feed) -> None:
+        self.put(feed)
+        self.count(feed.layout)
+
+    def count(self, layout: Layout) -> None:
+        """What was put is counted on the host too."""
+        for row, width in zip(layout.rows, layout.widths, strict=True):
+            self.most[row] += width
+
+    def put(self, feed: Feed) -> None:
         if self.hidden is None:
             self.hidden = feed.hidden.new_zeros(*self.tokens.shape, feed.hidden.shape[1])
         lib, layout = library(feed.hidden), feed.layout
@@ -74,8 +83,6 @@ class Backlog:
             new = (feed.hidden, feed.tokens, layout.index, feed.starts, layout.offsets, feed.kept)
             pointers = (t.data_ptr() for t in (*mine, *new))
             lib.set_aside(*pointers, len(layout.rows), feed.hidden.shape[1], self.room)
-        for row, width in zip(layout.rows, layout.widths, strict=True):
-            self.most[row] += width
 
     def _add_reference(self, hidden: Tensor, feed: Feed) -> None:
         """Padding is added too; it is not counted, so the next pairs overwrite it."""

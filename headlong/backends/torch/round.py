@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.accept import Trial, Verdict, accept
+from headlong.backends.torch.accept import Trial, Verdict, accept, accept_best
 from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain, Rule
 from headlong.backends.torch.drafters import Drafter
 from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.models.base import Model
+from headlong.backends.torch.native.library import library
 from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import Feed
 from headlong.backends.torch.ragged import Layout
@@ -94,7 +95,7 @@ class Rounds:
         self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
         self.follows = [True] * rows
         self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
-        self.verify = Taped(self._verify)
+        self.verify, self.verify_and_rest = Taped(self._verify), Taped(self._verify_and_rest)
 
     def start(self, start: Start) -> None:
         row = start.row
@@ -138,21 +139,26 @@ class Rounds:
         watch.mark()
         self._place_given(plan)
         layout = self.cache.layout(tuple(row.row for row in plan), tuple(1 + row.verify for row in plan))
-        starts, window = self._look_up(layout)
-        hidden, logits = self.verify(layout, layout.index, layout.offsets, starts, window)
+        drafts = [row.draft for row in plan]
+        rests = self._all_rest(layout.rows, drafts)
+        verify = self.verify_and_rest if rests else self.verify
+        starts, window, hidden, logits, *best = verify(layout, layout.index, layout.offsets, layout.steps)
         # Only now: a device that runs by itself is busy meanwhile.
         masks = {row.row: self._tensor(row.masks()) for row in plan if row.masks}
-        verdict = accept(Trial(layout, starts, window, logits, self.draft_probs, masks), self.chain)
-        told = tell(layout, logits, verdict.tokens, self.logprobs)
+        verdict = Verdict(*best)
+        if special := not self.chain.all_best(layout.rows):
+            verdict = accept(Trial(layout, starts, window, logits, self.draft_probs, masks), self.chain)
         feed = Feed(layout, starts, hidden, verdict.tokens, verdict.kept)
-        self._commit(feed)
+        if special:
+            self._commit(feed)
+        self._count(feed)
+        told = tell(layout, logits, verdict.tokens, self.logprobs)
         watch.mark()
-        drafts = [row.draft for row in plan]
         if self.drafter:
-            self._hand_on(feed, drafts)
+            self.drafter.rest(layout) if rests else self._hand_on(feed, drafts)
         watch.mark()
         proposed = self.windows[layout.index, 1 : 1 + max(drafts)] if any(drafts) else None
-        once_s = self.verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
+        once_s = verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
         return RoundHandle(plan, verdict, proposed, told, watch, once_s)
 
     def _place_given(self, plan: Sequence[RowPlan]) -> None:
@@ -168,33 +174,72 @@ class Rounds:
     def _tensor(self, masks: "NDArray[np.int32]") -> Tensor:
         return torch.from_numpy(masks).to(self.cache.device, non_blocking=True)
 
+    def _verify(self, layout: Layout, index: Tensor, offsets: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+        """A round of rows that take their best logits; what others keep is found and committed anew.
+
+        Its places [B] and [B + 1], and steps [N] -> starts [B], window [N], hidden [N, H], logits [N, V], tokens [N],
+        kept [B].
+        """
+        layout = layout.at(index, offsets)
+        starts, window = self._look_up(layout)
+        hidden, logits = self._look(layout, starts, window)
+        verdict = accept_best(layout, window, logits)
+        self._commit(Feed(layout, starts, hidden, verdict.tokens, verdict.kept))
+        return starts, window, hidden, logits, verdict.tokens, verdict.kept
+
+    def _verify_and_rest(self, layout: Layout, *places: Tensor) -> tuple[Tensor, ...]:
+        """The same where nobody drafts, but all may later."""
+        found = self._verify(layout, *places)
+        assert self.drafter is not None
+        assert self.drafter.backlog is not None
+        starts, _, hidden, _, tokens, kept = found
+        self.drafter.backlog.put(Feed(layout.at(*places[:2]), starts, hidden, tokens, kept))
+        return found
+
+    def _all_rest(self, rows: Sequence[int], drafts: Sequence[int]) -> bool:
+        """Whether every pair of a round is to be set aside, and known before the round has ended."""
+        backlog = self.drafter.backlog if self.drafter and not self.cache.spare else None
+        if any(drafts) or backlog is None or backlog.hidden is None:  # the first pairs make room for all
+            return False
+        return all(self.follows[row] for row in rows) and self.chain.all_best(rows)
+
     def _look_up(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Where the rows' windows start [B], and what they hold [N]."""
+        lib = library() if self.length.is_cpu else None
         if fused(self.length):
             sizes = layout.tokens, layout.widest
             starts, window = verdicts().look_up(layout.index, self.length, self.windows, layout.offsets, sizes)
-            return starts, window
-        return self.length[layout.index], self.windows[layout.token_rows, layout.steps]
+        elif lib is None:
+            starts, window = self.length[layout.index], self.windows[layout.token_rows, layout.steps]
+        else:
+            starts, window = torch.empty_like(layout.index), layout.index.new_empty(layout.tokens)
+            tensors = (starts, window, layout.index, layout.offsets, self.length, self.windows)
+            lib.read_windows(*(t.data_ptr() for t in tensors), len(starts), MAX_WIDTH)
+        return starts, window
 
-    def _verify(
-        self, layout: Layout, index: Tensor, offsets: Tensor, starts: Tensor, window: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _look(self, layout: Layout, starts: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
         """Windows [N] -> hidden [N, H] and logits [N, V]."""
-        step = Window(self.cache, layout.at(index, offsets), starts, layout.counts)
-        hidden = self.model(window, step)
+        hidden = self.model(window, Window(self.cache, layout, starts, layout.counts))
         return hidden, self.model.logits(hidden)
 
     def _commit(self, feed: Feed) -> None:
-        layout = feed.layout
+        """Rows go on behind what they keep. To do it twice is to do it once."""
+        layout, state = feed.layout, (self.length, self.windows, self.cache.kept)
+        lib = library() if feed.kept.is_cpu else None
         if fused(feed.kept):
-            state = self.length, self.windows, self.cache.kept
             verdicts().commit(layout.index, feed.starts, layout.offsets, feed.tokens, feed.kept, state)
-        else:
+        elif lib is None:
             self.length[layout.index] = feed.lengths
             self.windows[layout.index, 0] = feed.tokens[layout.offsets[:-1] + feed.kept - 1]
             self.cache.kept[layout.index] = feed.kept
-        self.chain.count(layout, feed.tokens, feed.kept)
-        for row, width in zip(layout.rows, layout.widths, strict=True):
+        else:
+            tensors = (*state, layout.index, feed.starts, layout.offsets, feed.tokens, feed.kept)
+            lib.commit(*(t.data_ptr() for t in tensors), len(feed.kept), MAX_WIDTH)
+
+    def _count(self, feed: Feed) -> None:
+        """What is known of a round beside where rows stand."""
+        self.chain.count(feed.layout, feed.tokens, feed.kept)
+        for row, width in zip(feed.layout.rows, feed.layout.widths, strict=True):
             self.cache.widths[row] = width
 
     def _hand_on(self, feed: Feed, depths: list[int]) -> None:
@@ -213,7 +258,7 @@ class Rounds:
         assert self.drafter is not None
         proposal = self.drafter.draft(feed, depths)
         depth = proposal.tokens.shape[1]
-        self.windows[feed.layout.index, 1 : 1 + depth] = proposal.tokens
+        self._place_drafts(feed.layout.index, proposal.tokens)
         rejection = self.chain.under(Rule.REJECTION, feed.layout.rows)
         if rejection:
             part = feed.layout.part(rejection)
@@ -222,6 +267,15 @@ class Rounds:
                 probs = torch.nn.functional.one_hot(proposal.tokens[part.which], self.chain.vocab).float()
             self._room_for_probs()[part.layout.index, :depth] = probs
         return proposal.tokens
+
+    def _place_drafts(self, index: Tensor, drafts: Tensor) -> None:
+        """Drafts [B, D] for the next windows of rows [B]."""
+        lib = library() if drafts.is_cpu else None
+        if lib is None:
+            self.windows[index, 1 : 1 + drafts.shape[1]] = drafts
+        else:
+            tensors = (self.windows, index, drafts)
+            lib.leave_drafts(*(t.data_ptr() for t in tensors), *drafts.shape, *drafts.stride(), MAX_WIDTH)
 
     def _room_for_probs(self) -> Tensor:
         """Made when a row first needs it: it is as large as the vocabulary for every row and draft."""

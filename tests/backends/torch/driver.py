@@ -12,6 +12,7 @@ from torch import Tensor
 from headlong.backends.torch.backend import TorchBackend
 from headlong.backends.torch.chain import Needs, Seen
 from headlong.backends.torch.drafters import Drafter, Proposal, Right
+from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import Feed
 from headlong.checkpoint.checkpoint import open_checkpoint
 from headlong.engine.pages import PagePool
@@ -102,12 +103,16 @@ class Driver:
     def _record(self) -> None:
         """Keep what the target says in a round: its logits [N, V], and scores by row and position where rows ask."""
         rounds, chain = self.backend.rounds, self.backend.rounds.chain
-        verify, apply = rounds.verify, chain.apply
+        apply = chain.apply
 
-        def verified(*given: Any) -> tuple[Tensor, ...]:
-            hidden, logits = verify(*given)
-            self._logits, self._scores = logits.clone(), {}
-            return hidden, logits
+        def recording(verify: Taped) -> Any:
+            def verified(*given: Any) -> tuple[Tensor, ...]:
+                found = verify(*given)
+                self._logits, self._scores = found[3].clone(), {}
+                return found
+
+            verified.tapes, verified.once_s = verify.tapes, 0.0
+            return verified
 
         def applied(logits: Tensor, rows: Tensor, needs: Needs, positions: Tensor, seen: Seen) -> Tensor:
             scores = apply(logits, rows, needs, positions, seen)
@@ -116,8 +121,8 @@ class Driver:
                     self._scores.setdefault((row, position), score)  # the target comes before the drafter
             return scores
 
-        verified.tapes, verified.once_s = verify.tapes, 0.0
-        rounds.verify, chain.apply = verified, applied
+        rounds.verify, rounds.verify_and_rest = recording(rounds.verify), recording(rounds.verify_and_rest)
+        chain.apply = applied
 
     def start(self, row: int, job: Job) -> None:
         self.jobs[row], self.traces[row] = job, Trace()

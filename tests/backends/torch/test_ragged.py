@@ -3,6 +3,7 @@
 import contextlib
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -114,6 +115,20 @@ def passes(taped):
     return counted, seen
 
 
+def chain_passes(chains, seen):
+    """The same of chains, which are all their steps at once."""
+
+    def counted(depth, layout, *tensors):
+        rows = len(layout.rows)
+        seen.extend([(len(tensors[-1]), rows), *[(rows, rows)] * (depth - 1)])
+        return chains[depth](layout, *tensors)
+
+    for depth in chains:
+        call = partial(counted, depth)
+        call.once_s = 0.0
+        yield depth, call
+
+
 @pytest.mark.parametrize("bench", BENCHES, indirect=True)
 def test_a_plain_row_beside_a_deep_one_costs_one_token(bench):
     driver = Driver(bench.open(rows=3))
@@ -124,6 +139,7 @@ def test_a_plain_row_beside_a_deep_one_costs_one_token(bench):
             driver.chunk(row)
     rounds.verify, verified = passes(rounds.verify)
     rounds.drafter.feed, fed = passes(rounds.drafter.feed)
+    rounds.drafter.chains = dict(chain_passes(rounds.drafter.chains, fed))
     driver.round([0, 1])
     assert verified == [(10, 2)]
     assert fed == [(9, 1), *[(1, 1)] * 7]  # the plain row is not fed, let alone asked

@@ -217,8 +217,11 @@ def test_nothing_is_kept_without_kernels(kernels_only):
 def test_rounds_of_a_dense_model_are_played(tmp_path):
     """One torch operation among its kernels would make every pass an ordinary one."""
     backend = open_tiny(tiny.write(tmp_path, "dense"), rows=2)
-    Driver(backend).run([Job(prompt_of(9, 128), depth=fixed(2)), Job(prompt_of(5, 128))], 6)
-    for taped in (backend.rounds.verify, backend.rounds.drafter.feed):
+    driver = Driver(backend)
+    for depths in ((2, 0), (3, 1), (0, 0)):
+        driver.run([Job(prompt_of(9, 128), depth=fixed(depths[0])), Job(prompt_of(5, 128), depth=fixed(depths[1]))], 6)
+    rounds = backend.rounds
+    for taped in (rounds.verify, rounds.verify_and_rest, rounds.drafter.feed, rounds.drafter.chains[2]):
         assert taped.tapes
         assert all(taped.tapes.values())
 

@@ -242,7 +242,7 @@ class GraphRounds(Rounds):
     def _parts(self, captured: Captured) -> list[Callable[[], None]]:
         def before_masks() -> None:
             self.stream.stamp(captured.out[-1, :1])
-            self._look(captured)
+            self._look_at(captured)
 
         def after_masks() -> None:
             self._judge(captured)
@@ -256,11 +256,11 @@ class GraphRounds(Rounds):
 
         return [whole] if captured.masks is None else [before_masks, after_masks]
 
-    def _look(self, captured: Captured) -> None:
+    def _look_at(self, captured: Captured) -> None:
         layout = captured.layout()
         self.length[self._spare].zero_()
         starts, window = self._look_up(layout)
-        captured.hidden, logits = self._verify(layout, layout.index, layout.offsets, starts, window)
+        captured.hidden, logits = self._look(layout, starts, window)
         masks = {}
         if captured.masks is not None:
             masks = dict(zip(layout.rows, captured.masks.split(layout.widest), strict=True))
@@ -270,7 +270,9 @@ class GraphRounds(Rounds):
         assert captured.trial is not None
         captured.trial = replace(captured.trial, layout=captured.layout())
         captured.verdict = accept(captured.trial, self.chain)
-        self._commit(self._feed(captured))
+        feed = self._feed(captured)
+        self._commit(feed)
+        self._count(feed)
 
     def _leave(self, captured: Captured) -> None:
         feed, shape = self._feed(captured), captured.shape

@@ -41,11 +41,14 @@ def bits(masks: Tensor, count: int) -> Tensor:
 
 def best_word(scores: Tensor, words: Tensor | None, to: Tensor) -> None:
     """Of scores [N, S] of some words [S], or of all tokens, the best one's token to [N]."""
+    lib = library(scores) if words is None else None
     if fused(scores):
         places().best(scores, words, to)
-    else:
+    elif lib is None:
         token = best(scores)
         to.copy_(token if words is None else words[token])
+    else:
+        lib.best(to.data_ptr(), scores.contiguous().data_ptr(), *scores.shape)
 
 
 def embed(table: Tensor | Weight, tokens: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@
  * apart, and a strip is read from end to end.
  */
 #define CHUNK_BYTES (1 << 18)  /* weights in the largest chunk of a product: what is fetched past its end is wasted */
-#define AHEAD 4096  /* bytes of them that are fetched before their turn */
+#define AHEAD 8192  /* bytes of them that are fetched before their turn */
 #define CHUNKS 8  /* of a smaller product, so that threads end together */
 
 static inline long whole(long size, long block) { return (size + block - 1) / block * block; }

@@ -1,7 +1,24 @@
-/* What a round does around its passes: places of tokens, embeddings, best tokens, acceptance, pairs set aside.
+/* What a round does around its passes: windows, places of tokens, embeddings, best tokens, acceptance, rows one step on,
+ * pairs set aside.
  *
  * Rows of an engine are numbered; the B rows of a call name theirs in `rows`.
  */
+typedef struct {
+    int64_t *starts, *window;  /* [B], [N] */
+    const int64_t *rows, *offsets;
+    const int64_t *length, *windows;  /* of every row: [rows], [rows, width] */
+    long batch, width;
+} ReadWindows;
+
+/* Where the windows of B rows start, and what they hold. */
+void read_windows(const ReadWindows *a) {
+    for (long b = 0; b < a->batch; b++) {
+        long row = a->rows[b], first = a->offsets[b];
+        a->starts[b] = a->length[row];
+        memcpy(a->window + first, a->windows + row * a->width, sizeof(int64_t) * (a->offsets[b + 1] - first));
+    }
+}
+
 typedef struct {
     int64_t *positions, *write_pages;  /* [N] */
     int64_t *read_pages;               /* [B, table_width] */
@@ -148,6 +165,51 @@ void accept_coupled(const Accept *a) {
         for (long j = 0; j < width; j++) a->tokens[first + j] = j < kept ? drafts[j] : chosen[kept];
         a->kept[b] = kept + 1;
     }
+}
+
+typedef struct {
+    int64_t *length, *windows, *all_kept;  /* of every row: [rows], [rows, width], [rows] */
+    const int64_t *rows, *starts, *offsets, *tokens, *kept;
+    long batch, width;
+} Commit;
+
+/* Rows go on behind what they keep: the last token of it is their newest. */
+void commit(const Commit *a) {
+    for (long b = 0; b < a->batch; b++) {
+        long row = a->rows[b], kept = a->kept[b];
+        a->length[row] = a->starts[b] + kept;
+        a->windows[row * a->width] = a->tokens[a->offsets[b] + kept - 1];
+        a->all_kept[row] = kept;
+    }
+}
+
+typedef struct {
+    int64_t *windows;  /* [rows, width], of every row */
+    const int64_t *rows, *drafts;
+    long batch, depth, apart, step, width;  /* row b's draft j is drafts[b * apart + j * step] */
+} LeaveDrafts;
+
+/* Drafts for the next windows. */
+void leave_drafts(const LeaveDrafts *a) {
+    for (long b = 0; b < a->batch; b++)
+        for (long j = 0; j < a->depth; j++)
+            a->windows[a->rows[b] * a->width + 1 + j] = a->drafts[b * a->apart + j * a->step];
+}
+
+typedef struct {
+    int64_t *next_starts, *ones, *offsets;  /* [B], [B], [B + 1] */
+    const int64_t *starts, *counts;
+    long batch;
+} GoOn;
+
+/* One token of each row behind `counts` others. */
+void go_on(const GoOn *a) {
+    for (long b = 0; b < a->batch; b++) {
+        a->next_starts[b] = a->starts[b] + a->counts[b];
+        a->ones[b] = 1;
+        a->offsets[b] = b;
+    }
+    a->offsets[a->batch] = a->batch;
 }
 
 typedef struct {
