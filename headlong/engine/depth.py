@@ -192,6 +192,10 @@ class Scene:
             table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
             yield self.search(reaches, table, depths)
 
+    def lends(self, depths: Sequence[int]) -> bool:
+        """Whether nobody drafts for the sake of rows that never do, which lend some of their time instead."""
+        return self.bystanders and not any(depths)
+
     def lent(self) -> tuple[float, int, float]:
         """Of the depths that all could have, the one that gives most for what it costs: tokens more for each round that
         it takes longer, that depth, and the rounds. Nobody drafts yet but who was told to."""
@@ -305,8 +309,10 @@ class DepthController:
         usual = REST + scene.rows // REST
         if scene.padded or self._drag or self._changed == self._clock:
             return usual
-        due = [row.probe.due for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         longest = REST + IDLE * (scene.rows // REST)
+        if scene.lends(depths):
+            return longest
+        due = [row.probe.due for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         return max(usual, min(longest, *(when - self._clock for when in (self._look, *due))))
 
     def _settle(self, scene: Scene, same: bool) -> list[int]:
@@ -344,7 +350,7 @@ class DepthController:
 
     def _borrow(self, scene: Scene, depths: Sequence[int]) -> list[int] | None:
         """Depths for some rounds that rows which never draft can bear, where nobody drafts for their sake."""
-        if not scene.bystanders or any(depths) or any(row.probe.launched for row in scene.auto):
+        if not scene.lends(depths) or any(row.probe.launched for row in scene.auto):
             return None
         self._loan.earn(self._clock - self._planned)
         yields, depth, price = scene.lent()
@@ -367,8 +373,8 @@ class DepthController:
             return None
         if self._anchor(scene, depths, cost):
             return [0] * len(depths)
-        if scene.bystanders and not any(depths):
-            return None  # what they lend tells enough
+        if scene.lends(depths):
+            return None  # what is lent tells enough
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         due = [row for row in idle if turned or row.probe.due <= self._clock] if hoped > WORTH else []
         if self._look <= self._clock and not (due and self._looked):

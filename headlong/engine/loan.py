@@ -1,6 +1,6 @@
 """Time that rows which never draft lend to those that would: drafts now and then, where all the time costs too much."""
 
-LENT = 0.025  # share of their time that they lend
+LENT = 0.02  # share of their time that they lend
 ENOUGH = 1.5  # times what it costs in rounds, that it must give in tokens
 LONGEST = 8  # rounds with drafts in a row: the head wakes once for all of them
 DEAREST = 3.0  # rounds that they may cost together

@@ -44,8 +44,8 @@ class Drafter(Protocol):
     def once_s(self) -> float:
         """What the last drafts took that the next such will not; infinite if that is not known."""
 
-    def start(self, row: int) -> None:
-        """Forget what a row was."""
+    def start(self, row: int, follows: bool) -> None:
+        """Forget what a row was; whether it may ever draft."""
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
         """Take in a prompt chunk: hidden [T, H] and the token after each, [T]."""
@@ -53,8 +53,8 @@ class Drafter(Protocol):
     def follow(self, feed: Feed) -> None:
         """Take in a round of rows that are not to draft now, but may later."""
 
-    def rest(self, layout: Layout) -> None:
-        """The same of a round whose pairs are in the backlog already."""
+    def rest(self, rows: Sequence[int], widths: Sequence[int]) -> None:
+        """The same where the backlog has the round's pairs already."""
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         """Take in a round and propose; the deepest row comes first, and all depths are above 0."""
@@ -75,8 +75,8 @@ class HeadDrafter:
         self.chains = {depth: Taped(partial(self._chain, depth)) for depth in range(1, MAX_DEPTH + 1)}
         self._once_s = 0.0
 
-    def start(self, row: int) -> None:
-        self.backlog.start(row)
+    def start(self, row: int, follows: bool) -> None:
+        self.backlog.start(row, follows)
 
     @property
     def once_s(self) -> float:
@@ -90,12 +90,12 @@ class HeadDrafter:
         if self.cache.spare:  # in captured rounds taking them in costs less than the host's part in setting them aside
             self._take_in(feed)
         else:
-            self.backlog.add(feed)
-            self._catch_up(feed.layout.rows, BACKLOG)
+            self.backlog.put(feed)
+            self.rest(feed.layout.rows, feed.layout.widths)
 
-    def rest(self, layout: Layout) -> None:
-        self.backlog.count(layout)
-        self._catch_up(layout.rows, BACKLOG)
+    def rest(self, rows: Sequence[int], widths: Sequence[int]) -> None:
+        self.backlog.count(rows, widths)
+        self._catch_up(rows, BACKLOG)
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         self._catch_up(feed.layout.rows, 1)
@@ -220,7 +220,7 @@ class Right:
     def __init__(self, sequences: Mapping[int, Sequence[int]], vocab: int) -> None:
         self.sequences, self.vocab = sequences, vocab
 
-    def start(self, row: int) -> None:
+    def start(self, row: int, follows: bool) -> None:
         pass
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
@@ -229,7 +229,7 @@ class Right:
     def follow(self, feed: Feed) -> None:
         pass
 
-    def rest(self, layout: Layout) -> None:
+    def rest(self, rows: Sequence[int], widths: Sequence[int]) -> None:
         pass
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:

@@ -1,5 +1,6 @@
 """Pairs for a drafter: a true hidden state and the true token after it, as a pass gives them or set aside for later."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,35 +52,34 @@ class Backlog:
         self.counts = torch.zeros(rows, dtype=torch.long, device=device)
         self.ends = torch.zeros(rows, dtype=torch.long, device=device)  # the position after each row's last pair
         self.tokens = torch.zeros(rows, self.room, dtype=torch.long, device=device)
+        self.wanted = torch.ones(rows, dtype=torch.long, device=device)  # whether pairs of a row are set aside at all
         self.hidden: Tensor | None = None  # [rows, room, H], made when the first pair comes
 
-    def start(self, row: int) -> None:
+    def start(self, row: int, wanted: bool) -> None:
         """Empty a row for a new sequence."""
         self.most[row] = 0
         self.counts[row] = 0
+        self.wanted[row] = wanted
 
     def views(self, row: int) -> dict[str, Tensor]:
         """Everything that waits of a row."""
         found = {"late": self.counts[row], "late ends": self.ends[row], "late tokens": self.tokens[row]}
         return found if self.hidden is None else {**found, "late hidden": self.hidden[row]}
 
-    def add(self, feed: Feed) -> None:
-        self.put(feed)
-        self.count(feed.layout)
-
-    def count(self, layout: Layout) -> None:
-        """What was put is counted on the host too."""
-        for row, width in zip(layout.rows, layout.widths, strict=True):
+    def count(self, rows: Sequence[int], widths: Sequence[int]) -> None:
+        """The host's part of `put`, of the rows whose pairs are wanted."""
+        for row, width in zip(rows, widths, strict=True):
             self.most[row] += width
 
     def put(self, feed: Feed) -> None:
+        """Set aside what is wanted of a round."""
         if self.hidden is None:
             self.hidden = feed.hidden.new_zeros(*self.tokens.shape, feed.hidden.shape[1])
         lib, layout = library(feed.hidden), feed.layout
         if lib is None:
             self._add_reference(self.hidden, feed)
         else:
-            mine = (self.hidden, self.tokens, self.counts, self.ends)
+            mine = (self.hidden, self.tokens, self.counts, self.ends, self.wanted)
             new = (feed.hidden, feed.tokens, layout.index, feed.starts, layout.offsets, feed.kept)
             pointers = (t.data_ptr() for t in (*mine, *new))
             lib.set_aside(*pointers, len(layout.rows), feed.hidden.shape[1], self.room)
@@ -90,7 +90,7 @@ class Backlog:
         places = (layout.token_rows, self.counts[layout.token_rows] + layout.steps)
         hidden[places] = feed.hidden
         self.tokens[places] = feed.tokens
-        self.counts[rows] += feed.kept
+        self.counts[rows] += feed.kept * self.wanted[rows]
         self.ends[rows] = feed.lengths
 
     def take(self, rows: tuple[int, ...]) -> Feed:

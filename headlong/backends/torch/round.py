@@ -104,7 +104,7 @@ class Rounds:
         self.follows[row] = start.follows
         self.logprobs[row] = start.logprobs
         if self.drafter:
-            self.drafter.start(row)
+            self.drafter.start(row, start.follows)
 
     def views(self, row: int) -> dict[str, Tensor]:
         """Everything of a row that its text changes, but its pages."""
@@ -140,8 +140,8 @@ class Rounds:
         self._place_given(plan)
         layout = self.cache.layout(tuple(row.row for row in plan), tuple(1 + row.verify for row in plan))
         drafts = [row.draft for row in plan]
-        rests = self._all_rest(layout.rows, drafts)
-        verify = self.verify_and_rest if rests else self.verify
+        resting = self._resting(layout, drafts)
+        verify = self.verify_and_rest if resting else self.verify
         starts, window, hidden, logits, *best = verify(layout, layout.index, layout.offsets, layout.steps)
         # Only now: a device that runs by itself is busy meanwhile.
         masks = {row.row: self._tensor(row.masks()) for row in plan if row.masks}
@@ -155,7 +155,7 @@ class Rounds:
         told = tell(layout, logits, verdict.tokens, self.logprobs)
         watch.mark()
         if self.drafter:
-            self.drafter.rest(layout) if rests else self._hand_on(feed, drafts)
+            self.drafter.rest(*zip(*resting, strict=True)) if resting else self._hand_on(feed, drafts)
         watch.mark()
         proposed = self.windows[layout.index, 1 : 1 + max(drafts)] if any(drafts) else None
         once_s = verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
@@ -188,7 +188,7 @@ class Rounds:
         return starts, window, hidden, logits, verdict.tokens, verdict.kept
 
     def _verify_and_rest(self, layout: Layout, *places: Tensor) -> tuple[Tensor, ...]:
-        """The same where nobody drafts, but all may later."""
+        """The same where nobody drafts, but some may later."""
         found = self._verify(layout, *places)
         assert self.drafter is not None
         assert self.drafter.backlog is not None
@@ -196,12 +196,14 @@ class Rounds:
         self.drafter.backlog.put(Feed(layout.at(*places[:2]), starts, hidden, tokens, kept))
         return found
 
-    def _all_rest(self, rows: Sequence[int], drafts: Sequence[int]) -> bool:
-        """Whether every pair of a round is to be set aside, and known before the round has ended."""
+    def _resting(self, layout: Layout, drafts: Sequence[int]) -> list[tuple[int, int]]:
+        """Rows and widths of which pairs are to be set aside, where nobody drafts and best logits tell what is kept."""
         backlog = self.drafter.backlog if self.drafter and not self.cache.spare else None
         if any(drafts) or backlog is None or backlog.hidden is None:  # the first pairs make room for all
-            return False
-        return all(self.follows[row] for row in rows) and self.chain.all_best(rows)
+            return []
+        if not self.chain.all_best(layout.rows):
+            return []
+        return [pair for pair in zip(layout.rows, layout.widths, strict=True) if self.follows[pair[0]]]
 
     def _look_up(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Where the rows' windows start [B], and what they hold [N]."""

@@ -48,7 +48,7 @@ SIGNATURES = {
     "commit": "ppppppppll",
     "leave_drafts": "ppplllll",
     "go_on": "pppppl",
-    "set_aside": "pppppppppplll",
+    "set_aside": "ppppppppppplll",
     "gumbel": "pppplll",
     "truncate_scores": "ppppppll",
     "replay": "pl",

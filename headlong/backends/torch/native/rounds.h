@@ -215,6 +215,7 @@ void go_on(const GoOn *a) {
 typedef struct {
     float *hidden;                    /* [rows, room, size], as the next three of every row */
     int64_t *tokens, *counts, *ends;  /* [rows, room], [rows], [rows] */
+    const int64_t *wanted;            /* [rows]: whether pairs of a row are set aside at all */
     const float *new_hidden;          /* [N, size] */
     const int64_t *new_tokens, *rows, *starts, *offsets, *kept;
     long batch, size, room;
@@ -224,6 +225,7 @@ typedef struct {
 void set_aside(const SetAside *a) {
     for (long b = 0; b < a->batch; b++) {
         long row = a->rows[b], first = a->offsets[b], kept = a->kept[b], at = row * a->room + a->counts[row];
+        if (!a->wanted[row]) continue;
         memcpy(a->hidden + at * a->size, a->new_hidden + first * a->size, sizeof(float) * kept * a->size);
         memcpy(a->tokens + at, a->new_tokens + first, sizeof(int64_t) * kept);
         a->counts[row] += kept;
