@@ -218,8 +218,10 @@ class Windows:
     def first(self, job: "Job", running: "Sequence[Job]", kind: str) -> int:
         """Drafts for a row's first round among those that run, to be made with the last chunk of its prompt."""
         drafting = job.drafting
-        if drafting.guide:
-            return 0  # the host must know a constrained row's drafts
+        # The host must know a constrained row's drafts. And where rounds are captured, one more of them takes less time
+        # than drafts outside of them, which the host launches step by step.
+        if drafting.guide or self.limits.sizes.padded:
+            return 0
         drafting.depth.cap = self._cap(job, NOTHING, job.prefill_end, job.max_tokens - 1)
         return self.controller.plan([*(each.drafting.depth for each in running), drafting.depth], kind)[-1]
 

@@ -1,5 +1,6 @@
 """What stands in windows and what is left for the next: never past what is wanted, allowed or inside the context."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from headlong.backends.fake import fake_limits
 from headlong.engine.depth import DepthController
-from headlong.engine.request import Kept
+from headlong.engine.request import Kept, Sizes
 from headlong.engine.roundcost import RoundCosts
 from headlong.engine.scheduler import Job
 from headlong.engine.windows import LONG_MATCH, MOST_UNASKED, Drafting, Windows
@@ -102,6 +103,12 @@ def test_nothing_is_drafted_past_max_tokens(accepted, expected):
 def test_the_first_round_gets_no_more_drafts_than_it_can_use(max_tokens, drafts):
     windows, job = make(depth=4, max_tokens=max_tokens)
     assert windows.first(job, [], "plain") == drafts
+
+
+def test_where_rounds_are_captured_no_drafts_come_with_a_prompt():
+    windows, job = make(depth=2)
+    windows.limits = replace(windows.limits, sizes=Sizes((1, 2, 4)))
+    assert windows.first(job, [], "plain") == 0
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 8])

@@ -276,6 +276,7 @@ def test_nothing_is_done_for_rows_that_never_draft(bench):
     jobs = {row: Job(bench.prompt(25), depth=PLAIN) for row in range(2)}
     driver.run(jobs, 40, keep=True)
     assert rounds.drafter.backlog.most[1] == 0
+    assert rounds.drafter.backlog.counts[1] == 0 < rounds.drafter.backlog.counts[0]
     assert head_memory(driver, 0, 25)[0].any()
     assert all(not part[24:].any() for part in head_memory(driver, 1, 65))  # the prompt's pairs are in for others
     assert driver.traces[0].tokens == driver.traces[1].tokens

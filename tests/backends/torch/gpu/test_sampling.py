@@ -219,7 +219,7 @@ def test_accepted_drafts(device):
     chosen = chosen.flatten().to(device)
     rows = torch.arange(6, device=device)
     layout = Layout(tuple(range(6)), Grid(widths, device), rows, counts)
-    wanted = accept._keep_chosen(accept.Trial(layout, rows, window, torch.zeros(24, 10), None), chosen)
+    wanted = accept._keep_chosen(layout, window, chosen)
     tokens, kept = verdict.accept_coupled(chosen, window, layout.offsets, counts, 4)
     assert kept.tolist() == wanted.kept.tolist() == [4, 3, 1, 2, 2, 1]
     assert torch.equal(tokens, wanted.tokens)
