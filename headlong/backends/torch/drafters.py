@@ -72,7 +72,7 @@ class HeadDrafter:
         self.head, self.cache, self.chain = head, cache, chain
         self.backlog = Backlog(cache)
         self.feed = Taped(self._feed)
-        self.chains = {depth: Taped(partial(self._chain, depth)) for depth in range(1, MAX_DEPTH + 1)}
+        self.chains = {depth: Taped(partial(self._chain, depth), beside=self.feed) for depth in range(1, MAX_DEPTH + 1)}
         self._once_s = 0.0
 
     def start(self, row: int, follows: bool) -> None:

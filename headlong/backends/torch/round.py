@@ -95,7 +95,8 @@ class Rounds:
         self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
         self.follows = [True] * rows
         self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
-        self.verify, self.verify_and_rest = Taped(self._verify), Taped(self._verify_and_rest)
+        self.verify = Taped(self._verify)
+        self.verify_and_rest = Taped(self._verify_and_rest, beside=self.verify)
 
     def start(self, start: Start) -> None:
         row = start.row

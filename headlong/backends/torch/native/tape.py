@@ -38,13 +38,16 @@ class Taped:
     on the layout's rows and widths but through tensors, nor on sizes but by which of them are equal or one.
     """
 
-    def __init__(self, function: Pass) -> None:
+    def __init__(self, function: Pass, beside: "Taped | None" = None) -> None:
+        """`beside`: another whose memory it shares, since they are never called with what either returned."""
         self.function = function
         self.tapes: dict[Key, Tape | None] = {}
         self.families: dict[tuple[int, ...], Family] = defaultdict(Family)
         self.calls: dict[Key, int] = {}  # of shapes without a tape
         self.once_s = 0.0  # of the last call: what others of its shape will not take; infinite if that is not known
-        self.given, self.work = Arena(), Arena()  # apart: what a pass is given may be what the one before it returned
+        # Apart: what a pass is given may be what the one before it returned.
+        self.given: Arena = beside.given if beside else Arena()
+        self.work: Arena = beside.work if beside else Arena()
 
     def __call__(self, layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
         lib = library() if tensors[0].is_cpu else None
