@@ -362,7 +362,8 @@ class Loop:
         rows = self.limits.sizes.rows(len(parts))
         bare = tokens == rows  # there were no drafts
         if not result.cold:
-            self.controller.costs.record(kind, tokens, result.verify_s, steps, result.draft_s, bare, rows)
+            draft_s = 0.0 if result.cold_drafts else result.draft_s  # which then tells nothing
+            self.controller.costs.record(kind, tokens, result.verify_s, steps, draft_s, bare, rows)
         self.controller.record(kind, steps, bare)
         for answer in self._broken:
             self.end(answer, "fault", "the constraint could not be followed")

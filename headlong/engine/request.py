@@ -278,6 +278,7 @@ class RoundResult:
     verify_s: float = 0.0
     draft_s: float = 0.0
     cold: bool = False  # it took longer than the next ones like it will
+    cold_drafts: bool = False  # its drafts did
     prompt_s: float = 0.0  # of the chunks since the round before, where a device runs them behind the host
 
 

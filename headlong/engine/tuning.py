@@ -141,7 +141,7 @@ class Tuning:
         rounds: list[tuple[float, float]] = []
         for _ in range(MOST_ROUNDS):
             result = batch.round(size.rows, size.width)
-            if not result.cold:
+            if not (result.cold or result.cold_drafts):
                 rounds.append((result.verify_s, result.draft_s))
             if sum(map(sum, rounds)) >= VISIT_S:
                 break

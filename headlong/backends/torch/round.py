@@ -74,9 +74,10 @@ class RoundHandle:
             results.append(Kept(row.row, tuple(tokens[first : first + count]), row.verify, left, logprobs))
             first += 1 + row.verify
         verify_s, draft_s = self.watch.seconds()
-        if not all(map(math.isfinite, self.once_s)):
-            return RoundResult(results, verify_s, draft_s, cold=True)
-        return RoundResult(results, verify_s - self.once_s[0], draft_s - self.once_s[1])
+        cold, cold_drafts = map(math.isinf, self.once_s)
+        verify_s -= 0.0 if cold else self.once_s[0]
+        draft_s -= 0.0 if cold_drafts else self.once_s[1]
+        return RoundResult(results, verify_s, draft_s, cold, cold_drafts)
 
 
 class Rounds:

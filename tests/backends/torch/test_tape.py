@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,6 +225,22 @@ def test_rounds_of_a_dense_model_are_played(tmp_path):
     for taped in (rounds.verify, rounds.verify_and_rest, rounds.drafter.feed, rounds.drafter.chains[2]):
         assert taped.tapes
         assert all(taped.tapes.values())
+
+
+def test_drafts_of_a_new_depth_tell_nothing_but_the_rest_of_the_round_does(tmp_path):
+    """Their steps are recorded, which takes longer than they will."""
+    backend = open_tiny(tiny.write(tmp_path, "dense"), rows=1)
+    driver, told = Driver(backend), []
+    run = backend.round
+
+    def noted(plan):
+        told.append(run(plan).result())
+        return SimpleNamespace(result=lambda: told[-1])
+
+    backend.round = noted
+    driver.run([Job(prompt_of(9, 128), depth=lambda turn: 1 + (turn > 4), fewer=lambda turn, left: 0)], 8)
+    assert [result.cold for result in told[4:]] == [False] * 4
+    assert [result.cold_drafts for result in told[4:]] == [False, True, False, False]
 
 
 def test_recording_imports_no_compiler(tmp_path):

@@ -110,7 +110,8 @@ class GraphHandle:
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
             results.append(Kept(row.row, tuple(values[:count]), row.verify, left, logprobs))
         prompt_s = sum(sum(watch.seconds()) for watch in self.chunks)
-        return RoundResult(results, (accepted - began) / 1e9, (ended - accepted) / 1e9, self.cold, prompt_s)
+        verify_s, draft_s = (accepted - began) / 1e9, (ended - accepted) / 1e9
+        return RoundResult(results, verify_s, draft_s, self.cold, self.cold, prompt_s)
 
 
 class GraphRounds(Rounds):
