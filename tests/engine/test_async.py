@@ -489,10 +489,13 @@ def test_the_thread_survives_what_breaks_while_it_is_idle(build):
 class NoIdea:
     """A prediction that breaks."""
 
-    name, match = "prediction", 0
+    name = "prediction"
 
     def __init__(self, tokens):
         pass
+
+    def matches(self, least):
+        return False
 
     def extend(self, tokens):
         pass

@@ -11,7 +11,6 @@ from headlong.backends.fake import FakeBackend
 from headlong.engine.proposals import Ngram
 from headlong.engine.request import Constraint, Request
 from headlong.engine.text import Decoder
-from headlong.engine.windows import LONG_MATCH
 from headlong.errors import Fault
 from tests.engine.scripted import MIXED, assert_empty, run, submit, walk, walked
 
@@ -352,9 +351,8 @@ def test_a_proposer_that_breaks_fails_its_request_alone(breaking, monkeypatch, s
                 raise Broken("the extend broke")
             super().extend(tokens)
 
-        @property
-        def match(self):
-            return LONG_MATCH  # or else the head would stand in the window
+        def matches(self, least):
+            return True  # or else the head would stand in the window
 
         def propose(self, most):
             self.rounds += 1
