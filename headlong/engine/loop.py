@@ -268,8 +268,7 @@ class Loop:
             busy_s = self._count_late(result.prompt_s) + result.verify_s + result.draft_s
             self._record(flight.parts, result, flight.kind)
             host_s = max(0.0, perf_counter() - flight.started - busy_s)
-            bare = not any(part.window.verify for part in flight.parts)
-            self.controller.costs.record_host(flight.kind, host_s, flight.waited, bare)
+            self.controller.costs.record_host(flight.kind, host_s, flight.waited, _bare(flight.parts))
             self.totals.record_round(result.verify_s, result.draft_s, host_s)
             _count_seconds(flight.parts, host_s, flight.started)
 
@@ -360,7 +359,7 @@ class Loop:
         tokens = self.limits.sizes.tokens([part.window.verify for part in parts])
         steps = self.limits.sizes.steps([part.window.draft for part in parts])
         rows = self.limits.sizes.rows(len(parts))
-        bare = tokens == rows  # there were no drafts
+        bare = _bare(parts)
         if not result.cold:
             draft_s = 0.0 if result.cold_drafts else result.draft_s  # which then tells nothing
             self.controller.costs.record(kind, tokens, result.verify_s, steps, draft_s, bare, rows)
@@ -409,6 +408,11 @@ def _cached(match: Match) -> dict[str, Any]:
 def _kind(jobs: Sequence[Job]) -> str:
     """Rounds with a sampled row cost more than greedy ones."""
     return "sampled" if any(job.sampled for job in jobs) else "plain"
+
+
+def _bare(parts: Sequence[Part]) -> bool:
+    """Whether a round has no drafts to verify."""
+    return not any(part.window.verify for part in parts)
 
 
 def _count_seconds(parts: Sequence[Part], host_s: float, started: float) -> None:

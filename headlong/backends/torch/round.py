@@ -156,8 +156,10 @@ class Rounds:
         self._count(feed)
         told = tell(layout, logits, verdict.tokens, self.logprobs)
         watch.mark()
-        if self.drafter:
-            self.drafter.rest(*zip(*resting, strict=True)) if resting else self._hand_on(feed, drafts)
+        if self.drafter and resting:
+            self.drafter.rest([row for row, _ in resting], [width for _, width in resting])
+        elif self.drafter:
+            self._hand_on(feed, drafts)
         watch.mark()
         proposed = self.windows[layout.index, 1 : 1 + max(drafts)] if any(drafts) else None
         once_s = verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
@@ -184,7 +186,7 @@ class Rounds:
         """
         layout = layout.at(index, offsets)
         starts, window = self._look_up(layout)
-        hidden, logits = self._look(layout, starts, window)
+        hidden, logits = self._run_target(layout, starts, window)
         verdict = accept_best(layout, window, logits)
         self._commit(Feed(layout, starts, hidden, verdict.tokens, verdict.kept))
         return starts, window, hidden, logits, verdict.tokens, verdict.kept
@@ -221,7 +223,7 @@ class Rounds:
             lib.read_windows(*(t.data_ptr() for t in tensors), len(starts), MAX_WIDTH)
         return starts, window
 
-    def _look(self, layout: Layout, starts: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_target(self, layout: Layout, starts: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
         """Windows [N] -> hidden [N, H] and logits [N, V]."""
         hidden = self.model(window, Window(self.cache, layout, starts, layout.counts))
         return hidden, self.model.logits(hidden)

@@ -243,7 +243,7 @@ class GraphRounds(Rounds):
     def _parts(self, captured: Captured) -> list[Callable[[], None]]:
         def before_masks() -> None:
             self.stream.stamp(captured.out[-1, :1])
-            self._look_at(captured)
+            self._look(captured)
 
         def after_masks() -> None:
             self._judge(captured)
@@ -257,11 +257,11 @@ class GraphRounds(Rounds):
 
         return [whole] if captured.masks is None else [before_masks, after_masks]
 
-    def _look_at(self, captured: Captured) -> None:
+    def _look(self, captured: Captured) -> None:
         layout = captured.layout()
         self.length[self._spare].zero_()
         starts, window = self._look_up(layout)
-        captured.hidden, logits = self._look(layout, starts, window)
+        captured.hidden, logits = self._run_target(layout, starts, window)
         masks = {}
         if captured.masks is not None:
             masks = dict(zip(layout.rows, captured.masks.split(layout.widest), strict=True))

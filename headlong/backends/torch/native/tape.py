@@ -39,7 +39,7 @@ class Taped:
     """
 
     def __init__(self, function: Pass, beside: "Taped | None" = None) -> None:
-        """`beside`: another whose memory it shares, since they are never called with what either returned."""
+        """`beside`: another whose memory it shares; a call of either overwrites what the other returned."""
         self.function = function
         self.tapes: dict[Key, Tape | None] = {}
         self.families: dict[tuple[int, ...], Family] = defaultdict(Family)
