@@ -138,21 +138,25 @@ class Guide:
         follow a draft which is not valid mean nothing.
         """
         head = self._head
-        rows = np.zeros((len(drafts) + 1, head.words), np.int32)
         text = [] if self._over else self._before_end(drafts)
         open_rows = 0 if self._over else len(text) + 1
-        if open_rows:
-            rows[:open_rows, : head.known_words] = self._fill(text)
-        may_end = np.any(rows[:, head.columns] & head.bits, axis=1)  # one end token is as good as another
-        may_end[open_rows:] = True
-        rows[:, head.columns] |= np.where(may_end[:, None], head.bits, 0)
+        rows = self._fill(text) if open_rows else np.zeros((0, head.known_words), np.int32)
+        if rows.shape != (shape := (len(drafts) + 1, head.words)):
+            some, rows = rows, np.zeros(shape, np.int32)
+            rows[:open_rows, : head.known_words] = some
+        # A few words: in an array's own operations most of the time would go to calling them.
+        for place, row in enumerate(rows):
+            if place >= open_rows or head.may_end(row):  # one end token is as good as another
+                for column, bits in head.ends:
+                    row[column] |= bits
         return rows
 
     def rehearse(self) -> None:
         """One step there and back, at the start: a Fault where the grammar allows nothing, or no way back."""
         self._check()
         (row,) = self.masks(())
-        row[self._head.columns] &= ~self._head.bits
+        for column, bits in self._head.ends:
+            row[column] &= ~bits
         filled = np.flatnonzero(row)
         self._over = not filled.size
         if filled.size:
@@ -171,12 +175,13 @@ class Guide:
         return fits and self._matcher.try_consume_tokens([token]) == 1
 
     def _may_end(self) -> bool:
-        return bool(np.any(self.masks(())[0, self._head.columns] & self._head.bits))
+        return self._head.may_end(self.masks(())[0])
 
     def _fill(self, drafts: list[int]) -> NDArray[np.int32]:
         """[drafts + 1, known words]; in one call, since each one gives the interpreter away."""
-        rows = np.tile(self._head.known_ends, (len(drafts) + 1, 1))
-        place, size = rows.ctypes.data, self._head.known_words * rows.itemsize
+        rows = np.empty((len(drafts) + 1, self._head.known_words), np.int32)
+        rows[:] = self._head.known_ends
+        place, size = rows.__array_interface__["data"][0], self._head.known_words * rows.itemsize
         if drafts:
             rooms = [(self._matcher, 0, drafts)]
             self._executor.unsafe_compute_mask_ptr_with_draft_token(rooms, place, size, len(rows))
@@ -204,9 +209,13 @@ class _Head:
         ends = np.zeros((2, self.words), np.uint32)
         for token in self.eos:
             ends[:, token // 32] |= np.array([1, token < known], np.uint32) << np.uint32(token % 32)
-        self.columns = np.flatnonzero(ends[0])  # words that hold end tokens
-        self.bits = ends[0, self.columns].view(np.int32)  # all of the end tokens, in these words
+        # The words that hold end tokens, and their bits.
+        self.ends = [(int(column), ends[0, column].view(np.int32)) for column in np.flatnonzero(ends[0])]
         self.known_ends = ends[1, : self.known_words].view(np.int32)  # those that the tokenizer has
+
+    def may_end(self, row: NDArray[np.int32]) -> bool:
+        """Whether a mask allows one of the end tokens."""
+        return any(row[column] & bits for column, bits in self.ends)
 
 
 class _Speller:

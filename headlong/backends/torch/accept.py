@@ -1,19 +1,17 @@
 """Which drafts stand, and the token after them: the two rules of docs/round.md."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.chain import Chain, Needs, Rule, Seen
+from headlong.backends.torch.allowed import Allowed
+from headlong.backends.torch.chain import Chain, Rule, Seen
 from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.kernels import noise
-from headlong.backends.torch.kernels.pick import best, best_allowed
+from headlong.backends.torch.kernels.pick import best
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout, Part
-
-ONLY_MASKED = Needs(masked=True)
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Trial:
     window: Tensor
     logits: Tensor
     draft_probs: Tensor | None  # of every row's drafts, [rows, D, V]; None where no row ever needed them
-    masks: Mapping[int, Tensor] = field(default_factory=dict)  # by row: [its width, ceil(V / 32)], a bit a token
+    allowed: Allowed
 
 
 @dataclass(frozen=True)
@@ -46,23 +44,22 @@ class Scored:
     scores: Tensor
 
 
-def accept_best(layout: Layout, window: Tensor, logits: Tensor) -> Verdict:
-    """As if every row took the best of its logits [N, V]."""
-    return _keep_chosen(layout, window, best(logits))
+def accept_best(layout: Layout, window: Tensor, logits: Tensor, allowed: Allowed) -> Verdict:
+    """As if every row took the best of its logits [N, V], of all or of those allowed."""
+    return _keep_chosen(layout, window, allowed.choose(layout, logits))
 
 
 def accept(trial: Trial, chain: Chain) -> Verdict:
-    """Rows that ask for nothing take the best logits; the others go through the chain, only they."""
-    layout = trial.layout
-    chosen = best(trial.logits)  # of every row: beside any step of the chain it costs nothing
-    coupled = chain.under(Rule.COUPLED, layout.rows)
-    if library(trial.logits):
-        coupled = _choose_allowed(trial, coupled, chain, chosen)
+    """Rows that ask for nothing but a constraint take the best logits; the others go through the chain, only they."""
+    layout, logits = trial.layout, trial.logits
+    # Of every row: beside any step of the chain it costs nothing. On a GPU the chain's own kernel looks at masks.
+    chosen = best(logits) if fused(logits) else trial.allowed.choose(layout, logits)
+    coupled = chain.under(layout.rows, Rule.COUPLED, *((Rule.ALLOWED,) if fused(logits) else ()))
     if coupled:
         part = layout.part(coupled)
         chosen[part.flat] = part.layout.unpad(_choose(_score(trial, part, chain), chain))
     verdict = _keep_chosen(layout, trial.window, chosen)
-    rejection = chain.under(Rule.REJECTION, layout.rows)
+    rejection = chain.under(layout.rows, Rule.REJECTION)
     if rejection:
         part = layout.part(rejection)
         scored = _score(trial, part, chain)
@@ -70,17 +67,6 @@ def accept(trial: Trial, chain: Chain) -> Verdict:
         verdict.tokens[part.flat] = part.layout.unpad(_tokens(scored.window, accepted, following))
         verdict.kept[part.which] = accepted + 1
     return verdict
-
-
-def _choose_allowed(trial: Trial, places: tuple[int, ...], chain: Chain, chosen: Tensor) -> tuple[int, ...]:
-    """Choose for those of some places whose rows ask for nothing but a constraint; the other places."""
-    rows, widths = trial.layout.rows, trial.layout.widths
-    bound = [place for place in places if chain.needs[rows[place]] == ONLY_MASKED]
-    for place in bound:
-        first = sum(widths[:place])
-        mine = slice(first, first + widths[place])
-        chosen[mine] = best_allowed(trial.logits[mine], trial.masks[rows[place]])
-    return tuple(place for place in places if place not in bound)
 
 
 def _score(trial: Trial, part: Part, chain: Chain) -> Scored:
@@ -91,17 +77,9 @@ def _score(trial: Trial, part: Part, chain: Chain) -> Scored:
     # Position j has the drafts 1 .. j before it.
     before = (step[1:] <= step[:, None]).expand(len(window), -1, -1)
     needs = chain.needs_of(layout.rows)
-    seen = Seen(window[:, 1:], before, _masks(trial, layout) if needs.masked else None)
+    seen = Seen(window[:, 1:], before, trial.allowed.at(layout) if needs.masked else None)
     scores = chain.apply(logits, layout.index, needs, positions, seen)
     return Scored(layout, window, positions, scores)
-
-
-def _masks(trial: Trial, layout: Layout) -> Tensor:
-    """[b, W, ceil(V / 32)]; rows without a constraint may take every token."""
-    words = -(-trial.logits.shape[-1] // 32)
-    free = torch.full((layout.widest, words), -1, dtype=torch.int32, device=trial.logits.device)
-    mine = [trial.masks.get(row, free[:width]) for row, width in zip(layout.rows, layout.widths, strict=True)]
-    return layout.pad(torch.cat(mine))
 
 
 def _choose(scored: Scored, chain: Chain) -> Tensor:

@@ -25,6 +25,7 @@ class Rule(Enum):
     """How a row's tokens are chosen."""
 
     BEST = "the best logit, as it is"
+    ALLOWED = "the best logit of those that a constraint allows"
     COUPLED = "the best score, with noise that belongs to the position"
     REJECTION = "a draw by the rejection rule"
 
@@ -61,7 +62,9 @@ class Needs:
     def rule(self) -> Rule:
         if self.rejection:
             return Rule.REJECTION
-        return Rule.BEST if self == Needs() else Rule.COUPLED
+        if self == Needs(masked=self.masked):
+            return Rule.ALLOWED if self.masked else Rule.BEST
+        return Rule.COUPLED
 
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(*(a or b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -153,13 +156,13 @@ class Chain:
         """What a row's text has changed here since its start."""
         return {} if self.counts is None else {"counts": self.counts[row]}
 
-    def under(self, rule: Rule, rows: Sequence[int]) -> tuple[int, ...]:
-        """The places among these rows that stand under a rule."""
-        return tuple(b for b, row in enumerate(rows) if self.rules[row] is rule)
+    def under(self, rows: Sequence[int], *rules: Rule) -> tuple[int, ...]:
+        """The places among these rows that stand under one of some rules."""
+        return tuple(b for b, row in enumerate(rows) if self.rules[row] in rules)
 
     def all_best(self, rows: Sequence[int]) -> bool:
-        """Whether these rows take their best logits as they are."""
-        return all(self.rules[row] is Rule.BEST for row in rows)
+        """Whether these rows take their best logits, of all or of those allowed."""
+        return all(self.rules[row] in (Rule.BEST, Rule.ALLOWED) for row in rows)
 
     def needs_of(self, rows: Sequence[int]) -> Needs:
         total = Needs()

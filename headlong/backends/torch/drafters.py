@@ -171,7 +171,7 @@ class HeadDrafter:
         best_word(logits, words, to)
         # A coupled row's draft uses the target's noise, so that the two agree as often as they can.
         for rule, stream in ((Rule.COUPLED, noise.TARGET), (Rule.REJECTION, noise.DRAFT)):
-            asking = chain.under(rule, rows.rows)
+            asking = chain.under(rows.rows, rule)
             if asking:
                 part = rows.part(asking)
                 index, needs = part.layout.index, chain.needs_of(part.layout.rows)
@@ -187,7 +187,7 @@ class HeadDrafter:
         return shares
 
     def _room_for_probs(self, rows: Sequence[int], depth: int) -> Tensor | None:
-        count = len(self.chain.under(Rule.REJECTION, rows))
+        count = len(self.chain.under(rows, Rule.REJECTION))
         shape = (count, depth, self.chain.vocab)
         return torch.zeros(shape, dtype=torch.float32, device=self.cache.device) if count else None
 

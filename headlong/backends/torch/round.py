@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.accept import Trial, Verdict, accept, accept_best
+from headlong.backends.torch.allowed import Allowed
 from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain, Rule
 from headlong.backends.torch.drafters import Drafter
@@ -26,9 +27,6 @@ from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan, Start
 from headlong.settings import MAX_DEPTH
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from headlong.engine.backend import Handle
 
 
@@ -96,6 +94,7 @@ class Rounds:
         self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
         self.follows = [True] * rows
         self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
+        self.allowed = Allowed(rows, chain.vocab, device)
         self.verify = Taped(self._verify)
         self.verify_and_rest = Taped(self._verify_and_rest, beside=self.verify)
 
@@ -105,6 +104,7 @@ class Rounds:
         self.windows[row, 0] = start.prompt[-1]
         self.follows[row] = start.follows
         self.logprobs[row] = start.logprobs
+        self.allowed.start(row, self.chain.rules[row] is Rule.ALLOWED)
         if self.drafter:
             self.drafter.start(row, start.follows)
 
@@ -140,16 +140,15 @@ class Rounds:
         watch = Stopwatch(self.cache.device)
         watch.mark()
         self._place_given(plan)
+        self._place_masks(plan)
         layout = self.cache.layout(tuple(row.row for row in plan), tuple(1 + row.verify for row in plan))
         drafts = [row.draft for row in plan]
         resting = self._resting(layout, drafts)
         verify = self.verify_and_rest if resting else self.verify
         starts, window, hidden, logits, *best = verify(layout, layout.index, layout.offsets, layout.steps)
-        # Only now: a device that runs by itself is busy meanwhile.
-        masks = {row.row: self._tensor(row.masks()) for row in plan if row.masks}
         verdict = Verdict(*best)
         if special := not self.chain.all_best(layout.rows):
-            verdict = accept(Trial(layout, starts, window, logits, self.draft_probs, masks), self.chain)
+            verdict = accept(Trial(layout, starts, window, logits, self.draft_probs, self.allowed), self.chain)
         feed = Feed(layout, starts, hidden, verdict.tokens, verdict.kept)
         if special:
             self._commit(feed)
@@ -175,11 +174,13 @@ class Rounds:
                     certain = torch.nn.functional.one_hot(drafts, self.chain.vocab)
                     self._room_for_probs()[row.row, : len(drafts)] = certain.float()
 
-    def _tensor(self, masks: "NDArray[np.int32]") -> Tensor:
-        return torch.from_numpy(masks).to(self.cache.device, non_blocking=True)
+    def _place_masks(self, plan: Sequence[RowPlan]) -> None:
+        for row in plan:
+            if row.masks:
+                self.allowed.put(row.row, row.masks())
 
     def _verify(self, layout: Layout, index: Tensor, offsets: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
-        """A round of rows that take their best logits; what others keep is found and committed anew.
+        """A round of rows that take their best logits, of all or of those allowed; what others keep is found anew.
 
         Its places [B] and [B + 1], and steps [N] -> starts [B], window [N], hidden [N, H], logits [N, V], tokens [N],
         kept [B].
@@ -187,7 +188,7 @@ class Rounds:
         layout = layout.at(index, offsets)
         starts, window = self._look_up(layout)
         hidden, logits = self._run_target(layout, starts, window)
-        verdict = accept_best(layout, window, logits)
+        verdict = accept_best(layout, window, logits, self.allowed)
         self._commit(Feed(layout, starts, hidden, verdict.tokens, verdict.kept))
         return starts, window, hidden, logits, verdict.tokens, verdict.kept
 
@@ -265,7 +266,7 @@ class Rounds:
         proposal = self.drafter.draft(feed, depths)
         depth = proposal.tokens.shape[1]
         self._place_drafts(feed.layout.index, proposal.tokens)
-        rejection = self.chain.under(Rule.REJECTION, feed.layout.rows)
+        rejection = self.chain.under(feed.layout.rows, Rule.REJECTION)
         if rejection:
             part = feed.layout.part(rejection)
             probs = proposal.probs

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from headlong.backends.torch.accept import Trial, accept
-from headlong.backends.torch.chain import Chain
+from headlong.backends.torch.allowed import Allowed
+from headlong.backends.torch.chain import Chain, Rule
 from headlong.backends.torch.native.library import references_only
 from headlong.backends.torch.ragged import Layout
 from headlong.engine.request import Sampling, Start
@@ -68,7 +69,8 @@ def test_greedy_acceptance_row_by_row(kernels):
         drafts = [best[first + j] if j < right else (best[first + j] + 1) % vocab for j in range(width - 1)]
         window += [0, *drafts]
         wanted.append(best[first : first + right + 1])
-    trial = Trial(layout, torch.zeros(40, dtype=torch.long), torch.tensor(window), logits, None)
+    starts, allowed = torch.zeros(40, dtype=torch.long), Allowed(40, vocab, CPU)
+    trial = Trial(layout, starts, torch.tensor(window), logits, None, allowed)
     with kernels():
         verdict = accept(trial, Chain(40, vocab, CPU))
     found = zip(verdict.tokens.split(widths), verdict.kept.tolist(), strict=True)
@@ -82,15 +84,16 @@ def test_constrained_rows_take_what_the_whole_chain_would_give_them():
     layout, chain = Layout.of(tuple(range(40)), widths, CPU), Chain(40, vocab, CPU)
     noise = torch.Generator().manual_seed(1)
     logits = torch.randn(layout.tokens, vocab, generator=noise)
-    masks = {}
+    allowed = Allowed(40, vocab, CPU)
     for row, width in enumerate(widths):
         kind = kinds[row % len(kinds)]
         sampling = Sampling(temperature=0.8, seed=row) if "seeded" in kind else Sampling()
         chain.start(Start(row, (1, 2), sampling, seed=row, masked="bound" in kind))
         if "bound" in kind:
-            masks[row] = torch.randint(-(2**31), 2**31, (width, 3), generator=noise).int()
+            allowed.start(row, chain.rules[row] is Rule.ALLOWED)
+            allowed.put(row, torch.randint(-(2**31), 2**31, (width, 3), generator=noise).int().numpy())
     window = torch.randint(0, vocab, (layout.tokens,), generator=noise)
-    trial = Trial(layout, torch.full((40,), 5), window, logits, None, masks)
+    trial = Trial(layout, torch.full((40,), 5), window, logits, None, allowed)
     with references_only():
         wanted = accept(trial, chain)
     found = accept(trial, chain)

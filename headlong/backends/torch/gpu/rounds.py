@@ -77,7 +77,7 @@ class Captured:
     rows: tuple[int, ...]  # that were in the batch when it was captured: the host asks by them what each place needs
     grid: Grid
     inputs: Tensor  # [2, B]: rows, and how many tokens of each one's window count
-    masks: Tensor | None  # [B W, ceil(V / 32)]
+    masked: bool  # masks come in between
     out: Tensor  # [B + 1, 1 + W + D or 3]: kept, the round's tokens, the drafts; last when it began, accepted and ended
     graphs: Sequence[Replay] = ()
     sent: tuple[list[int], list[int]] | None = None  # what inputs hold
@@ -139,7 +139,7 @@ class GraphRounds(Rounds):
         first, *rest = captured.graphs
         first.replay()
         if rest:
-            self._mask(captured, plan)
+            self._place_masks(plan)
             rest[0].replay()
         out, told = self.stream.fetch(captured.out), self._tell(captured, plan) if shape.told else {}
         chunks, self.chunks = self.chunks, []
@@ -194,14 +194,6 @@ class GraphRounds(Rounds):
             captured.sent = rows, counts
             self.stream.send(captured.inputs, captured.sent)
 
-    def _mask(self, captured: Captured, plan: Sequence[RowPlan]) -> None:
-        assert captured.masks is not None
-        captured.masks.fill_(-1)
-        for place, row in enumerate(plan):
-            if row.masks:
-                first = place * captured.grid.widest
-                captured.masks[first : first + 1 + row.verify] = self._tensor(row.masks())
-
     def _tell(self, captured: Captured, plan: Sequence[RowPlan]) -> dict[int, Told]:
         assert captured.trial is not None
         assert captured.verdict is not None
@@ -220,7 +212,7 @@ class GraphRounds(Rounds):
         if any(needs.rejection for needs in shape.needs):
             self._room_for_probs()
         captured.graphs = self.stream.record(self._parts(captured))
-        if captured.masks is None and not shape.told:  # then nobody asks for it, and other graphs may use its memory
+        if not captured.masked and not shape.told:  # then nobody asks for it, and other graphs may use its memory
             captured.trial = captured.hidden = captured.verdict = None
         sizes = len(shape.needs), shape.width, shape.depth
         log = logging.getLogger("headlong")
@@ -229,14 +221,12 @@ class GraphRounds(Rounds):
 
     def _empty(self, shape: Shape, plan: Sequence[RowPlan]) -> Captured:
         count, device = len(shape.needs), self.cache.device
-        words = -(-self.chain.vocab // 32)
-        masked = any(needs.masked for needs in shape.needs)
         return Captured(
             shape,
             rows=tuple(row.row for row in plan) + (self._spare,) * (count - len(plan)),
             grid=Grid((shape.width,) * count, device),
             inputs=torch.tensor([[self._spare] * count, [1] * count], device=device),
-            masks=torch.full((count * shape.width, words), -1, dtype=torch.int32, device=device) if masked else None,
+            masked=any(needs.masked for needs in shape.needs),
             out=torch.zeros(count + 1, max(3, 1 + shape.width + shape.depth), dtype=torch.long, device=device),
         )
 
@@ -255,17 +245,14 @@ class GraphRounds(Rounds):
             before_masks()
             after_masks()
 
-        return [whole] if captured.masks is None else [before_masks, after_masks]
+        return [before_masks, after_masks] if captured.masked else [whole]
 
     def _look(self, captured: Captured) -> None:
         layout = captured.layout()
         self.length[self._spare].zero_()
         starts, window = self._look_up(layout)
         captured.hidden, logits = self._run_target(layout, starts, window)
-        masks = {}
-        if captured.masks is not None:
-            masks = dict(zip(layout.rows, captured.masks.split(layout.widest), strict=True))
-        captured.trial = Trial(layout, starts, window, logits, self.draft_probs, masks)
+        captured.trial = Trial(layout, starts, window, logits, self.draft_probs, self.allowed)
 
     def _judge(self, captured: Captured) -> None:
         assert captured.trial is not None

@@ -126,7 +126,7 @@ class Int8Weight:
                 self.in_features = -(-matrix.shape[1] // 64) * 64
                 self.packed = huge.empty((bands, self.in_features // 4, lib.band_rows), torch.int32)
                 self.packed.view(torch.uint8).fill_(128)  # stands for 0
-            for part in matrix.split(256):  # or the largest matrix of a model would be in memory twice
+            for part in matrix.split(64):  # or the largest matrix of a model would be in memory twice
                 self._pack(part, torch.arange(done, done + len(part)))
                 done += len(part)
 

@@ -22,17 +22,6 @@ def best(scores: Tensor) -> Tensor:
     return tokens
 
 
-def best_allowed(scores: Tensor, masks: Tensor) -> Tensor:
-    """[N, V] -> [N]: the best of the tokens whose bits are set in masks [N, ceil(V / 32)]."""
-    lib = library(scores)
-    if lib is None:
-        return best(scores.masked_fill(~bits(masks, scores.shape[-1]), -torch.inf))
-    scores, masks = scores.contiguous(), masks.contiguous()
-    tokens = torch.empty(len(scores), dtype=torch.long)
-    lib.best_allowed(*(t.data_ptr() for t in (tokens, scores, masks)), *scores.shape, masks.shape[1])
-    return tokens
-
-
 def bits(masks: Tensor, count: int) -> Tensor:
     """[..., ceil(count / 32)] -> [..., count]: the bits of words, the lowest first."""
     places = torch.arange(32, dtype=masks.dtype, device=masks.device)

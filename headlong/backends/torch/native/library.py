@@ -43,7 +43,7 @@ SIGNATURES = {
     "embed": "ppllpll",
     "last_kept": "ppppll",
     "best": "ppll",
-    "best_allowed": "ppplll",
+    "best_allowed": "ppppppllll",
     "accept_coupled": "pppppl",
     "commit": "ppppppppll",
     "leave_drafts": "ppplllll",

@@ -129,24 +129,35 @@ static void best_rows(const void *job, long first, long last) {
 void best(const Best *a) { share(best_rows, a, a->n, 1); }
 
 typedef struct {
-    int64_t *y;
-    const float *x;
-    const uint32_t *bits;  /* [N, words]: a bit for each place that may be taken */
-    long n, size, words;
+    int64_t *y;      /* [N], where each is largest of all */
+    const float *x;  /* [N, size] */
+    const int64_t *rows, *offsets;
+    const int64_t *bound;  /* [rows]: whether a row may take some places alone, */
+    const uint32_t *bits;  /* [rows, width, words]: a bit for each that it may */
+    long batch, size, width, words;
 } BestAllowed;
 
-/* The same among some places of each row; the first place of all where none may be. */
+static inline long allowed(const uint32_t *bits, long i) { return bits[i / 32] >> (i % 32) & 1; }
+
+/* Where x is largest among some places, the first of equals; the first place of all where none may be taken. */
+static long best_of_allowed(const float *x, const uint32_t *bits, long size, long words) {
+    long best = 0;
+    float value = -INFINITY;
+    for (long word = 0; word < words; word++)
+        for (uint32_t left = bits[word]; left; left &= left - 1) {
+            long i = word * 32 + __builtin_ctz(left);
+            if (i < size && x[i] > value) value = x[i], best = i;
+        }
+    return best;
+}
+
+/* y anew for bound rows, unless it is allowed as it is. */
 void best_allowed(const BestAllowed *a) {
-    for (long row = 0; row < a->n; row++) {
-        const float *x = a->x + row * a->size;
-        long best = 0;
-        float value = -INFINITY;
-        for (long word = 0; word < a->words; word++)
-            for (uint32_t left = a->bits[row * a->words + word]; left; left &= left - 1) {
-                long i = word * 32 + __builtin_ctz(left);
-                if (i < a->size && x[i] > value) value = x[i], best = i;
-            }
-        a->y[row] = best;
+    for (long b = 0; b < a->batch; b++) {
+        long row = a->rows[b];
+        const uint32_t *bits = a->bits + row * a->width * a->words;
+        for (long n = a->offsets[b]; a->bound[row] && n < a->offsets[b + 1]; n++, bits += a->words)
+            if (!allowed(bits, a->y[n])) a->y[n] = best_of_allowed(a->x + n * a->size, bits, a->size, a->words);
     }
 }
 
