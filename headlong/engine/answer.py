@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headlong.engine.request import Emitted, Kept, Logprob, Output, Request, RoundResult
 from headlong.engine.stats import Counts
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from headlong.engine.text import Decoder
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A token whose text is not written yet."""
 
     token: int
@@ -80,7 +78,7 @@ class Answer:
     def end_here(self) -> None:
         """The constraint's text is whole: the newest token is the last."""
         if not self.complete:
-            self._waiting[-1] = replace(self._waiting[-1], last="stop")
+            self._waiting[-1] = self._waiting[-1]._replace(last="stop")
             self.complete = True
 
     def write(self) -> list[Emitted]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from headlong.engine.answer import Answer
 from headlong.engine.backend import Backend, Handle
@@ -28,8 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One request's part in a round."""
 
     job: Job
@@ -353,7 +352,7 @@ class Loop:
                 found = np.full((plan.verify + 1, -(-self.limits.vocab // 32)), -1, np.int32)
             return found
 
-        return replace(plan, masks=computed)
+        return plan._replace(masks=computed)
 
     def _record(self, parts: Sequence[Part], result: RoundResult, kind: str) -> None:
         tokens = self.limits.sizes.tokens([part.window.verify for part in parts])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from headlong.errors import UserError
 from headlong.settings import MAX_DEPTH, REQUEST_DRAFT_KINDS
@@ -238,9 +238,8 @@ class Chunk:
     draft: int = 0  # drafts to leave for the row's first round; 0 except in the last chunk
 
 
-@dataclass(frozen=True)
-class RowPlan:
-    """One row's part in a round."""
+class RowPlan(NamedTuple):
+    """One row's part in a round. A tuple, as all that rows have made anew in every round: those take least time."""
 
     row: int
     verify: int  # drafts that stand in this round's window
@@ -259,8 +258,7 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """What a round gave one row."""
 
     row: int

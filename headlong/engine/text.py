@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from headlong.engine.spelling import SPECIAL, spellings
 from headlong.engine.template import ChatTemplate
@@ -28,6 +28,8 @@ class Text:
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, content in added.items() if content.special)
         self._alone: dict[int, str | None] = {}
+        # Whether a text is its tokens' bytes, one after another.
+        self.joins = isinstance(tokenizer.decoder, decoders.ByteLevel)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Text":
@@ -112,8 +114,12 @@ class Decoder:
 
     def push(self, token: int) -> str:
         """The text that is now certain."""
-        if self._text.alone(token) is None:
+        alone = self._text.alone(token)
+        if alone is None:
             return ""
+        if alone and self._text.joins and not self._pending and UNKNOWN not in alone:
+            self._settled, self._settled_text = [token], alone  # whole characters after whole ones
+            return alone
         self._pending.append(token)
         fresh = self._fresh()
         unsure = min(LONGEST_PART, len(fresh) - len(fresh.rstrip(UNKNOWN)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import log1p
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headlong.engine.depth import DepthController, RowDepth, other_crowd
 from headlong.engine.proposals import Proposer
@@ -26,8 +26,7 @@ LONG = ", long match"  # added to a proposer's name: what it proposes then is ju
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """One row's drafts for a round."""
 
     drafter: str  # whose drafts they are

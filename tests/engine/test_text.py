@@ -161,3 +161,16 @@ def test_half_a_character_is_refused():
     for encode in (text.encode, text.encode_rendered):
         with pytest.raises(UserError, match="half a character at position 2; leave it out"):
             encode("ab\ud83dcd")
+
+
+def test_whole_tokens_are_decoded_once_and_broken_ones_with_those_before_them(text, monkeypatch):
+    """As a decoder that never knows a token by itself."""
+    coin, pool = random.Random(0), [token for string in TEXTS for token in text.encode(string)]
+    tokens = [coin.choice(pool) for _ in range(2000)]
+    found, decoder = [], text.decoder(tokens[:7])
+    for token in tokens:
+        found.append(decoder.push(token))
+    monkeypatch.setattr(text, "joins", False)
+    decoder = text.decoder(tokens[:7])
+    assert found == [decoder.push(token) for token in tokens]
+    assert any("�" in piece for piece in found)
