@@ -65,6 +65,11 @@ class Drafting:
     left: int = 0  # drafts that the head has left for the next window
     known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody can have drafts for the next window."""
+        return not (self.left or self.guide or self.proposers)
+
     def offer(self, most: int, head_alone: bool = False) -> Offer:
         """The drafts that are expected to give most tokens."""
         offers = [offer for offer in self._offers(most, head_alone) if offer.count]
@@ -148,6 +153,8 @@ class Windows:
         self._bare = False  # the next round is to tell what one without drafts costs
 
     def offer(self, job: "Job") -> Offer:
+        if job.drafting.silent:
+            return NOTHING
         return job.drafting.offer(self._most(job), head_alone=self._unasked > 0)
 
     def expected(self, job: "Job", window: Window) -> Offer:
