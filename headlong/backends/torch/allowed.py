@@ -19,17 +19,18 @@ class Allowed:
     """Masks of every row, at each place of its window.
 
     masks  [rows, MAX_WIDTH, ceil(V / 32)], a bit a token; all of them where a row has no constraint
-    bound  [rows]: whether a row takes the best of what its masks allow
+    bound  [rows], here and on the host: whether a row takes the best of what its masks allow
     """
 
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         self.masks = torch.full((rows, MAX_WIDTH, -(-vocab // 32)), -1, dtype=torch.int32, device=device)
         self.bound = torch.zeros(rows, dtype=torch.long, device=device)
+        self.known_bound = [False] * rows
         self._array = self.masks.numpy() if self.masks.is_cpu else None  # writing to it takes a tenth of the time
 
     def start(self, row: int, bound: bool) -> None:
         self.masks[row] = -1
-        self.bound[row] = bound
+        self.bound[row] = self.known_bound[row] = bound
 
     def put(self, row: int, masks: "NDArray[np.int32]") -> None:
         """Masks for a row's next window."""
@@ -54,9 +55,9 @@ class Allowed:
         return chosen
 
     def _choose_reference(self, layout: Layout, logits: Tensor, chosen: Tensor) -> None:
-        first, bound = 0, self.bound.tolist()
+        first = 0
         for row, width in zip(layout.rows, layout.widths, strict=True):
-            if bound[row]:
+            if self.known_bound[row]:
                 mine, allowed = slice(first, first + width), bits(self.masks[row, :width], logits.shape[1])
                 chosen[mine] = best(logits[mine].masked_fill(~allowed, -torch.inf))
             first += width

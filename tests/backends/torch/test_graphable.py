@@ -1,5 +1,6 @@
 """A round reads nothing back to the host and branches on no value, so that one captured graph can hold it."""
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -30,10 +31,10 @@ def backend(request, tmp_path, monkeypatch):
         )
 
 
-def start(backend, samplings):
+def start(backend, samplings, masked=False):
     """A row for each, with drafts to verify."""
     for row, sampling in enumerate(samplings):
-        backend.start(Start(row, PROMPT, sampling, seed=row))
+        backend.start(Start(row, PROMPT, sampling, seed=row, masked=masked))
         backend.prefill(Chunk(row, 0, PROMPT[:-1], PROMPT[-1], [row], draft=2))
 
 
@@ -60,3 +61,10 @@ def test_no_value_is_read_in_rounds_of_all_sorts(backend, monkeypatch):
     later = [RowPlan(row, verify=0, draft=0) for row in range(6)]
     monkeypatch.setattr(drafters, "BACKLOG", 4)
     check(backend, first, *[later] * 3, [RowPlan(row, verify=0, draft=3) for row in range(6)])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_no_value_is_read_of_constrained_rows(backend, sampling):
+    words = -(-backend.limits.vocab // 32)
+    start(backend, [sampling] * 2, masked=True)
+    check(backend, [RowPlan(row, 2, 3, masks=lambda: np.full((3, words), 5, np.int32)) for row in range(2)])
