@@ -138,7 +138,8 @@ class Guide:
         follow a draft which is not valid mean nothing.
         """
         head = self._head
-        text = [] if self._over else self._before_end(drafts)
+        # A head may draft a token that the tokenizer does not have.
+        text = [] if self._over else list(takewhile(range(head.known).__contains__, self._before_end(drafts)))
         open_rows = 0 if self._over else len(text) + 1
         rows = self._fill(text) if open_rows else np.zeros((0, head.known_words), np.int32)
         if rows.shape != (shape := (len(drafts) + 1, head.words)):

@@ -74,6 +74,8 @@ class Loop:
         self._chunks: list[tuple[Answer, int, float]] = []  # since the last round: whose, tokens, seconds of the call
         self._broken: list[Answer] = []  # whose grammar failed in a round that others share
         self._flight: Flight | None = None  # between steps, where the device runs by itself
+        self._begins = False  # the backend is being told of a round, in the midst of which another may land
+        self._gone: list[int] = []  # rows that left meanwhile
 
     @property
     def busy(self) -> bool:
@@ -199,7 +201,9 @@ class Loop:
         if self._flight and not any(part.job.index in self.answers for part in self._flight.parts):
             self._land()  # nobody is in it any more
         row, answer.job.row = answer.job.row, None  # first, or a row whose release is interrupted would go twice
-        if row is not None:
+        if row is not None and self._begins:
+            self._gone.append(row)
+        elif row is not None:
             self.backend.release(row)
 
     def _attempt(self, answers: Sequence[Answer], call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
@@ -256,7 +260,13 @@ class Loop:
         if not parts:
             return None
         answers = [part.answer for part in parts]
-        handle = self._attempt(answers, self.backend.round, [part.plan for part in parts])
+        self._begins = True
+        try:
+            handle = self._attempt(answers, self.backend.round, [part.plan for part in parts])
+        finally:
+            self._begins, gone, self._gone = False, self._gone, []
+            for row in gone:
+                self.backend.release(row)
         return None if handle is None else Flight(parts, handle, kind, started)
 
     def _land(self) -> None:
@@ -311,7 +321,7 @@ class Loop:
             part.job.index in self.answers and part.window.given is None and part.job.remaining > 1 + part.window.verify
             for part in flight.parts
         )
-        return go_on and self.windows.foreseeable(jobs, flight.kind)
+        return go_on and self.windows.foreseeable([(part.job, part.window) for part in flight.parts], flight.kind)
 
     def _foresee(self, flight: Flight) -> list[Part]:
         offered = [(part.job, self.windows.expected(part.job, part.window)) for part in flight.parts]
@@ -320,7 +330,8 @@ class Loop:
             plan = self.scheduler.plan_row(job, window)
             if plan is None:
                 raise Fault(f"request {job.index} lacks a page that was counted.")
-            parts.append(Part(job, self.answers[job.index], window, plan))
+            answer = self.answers[job.index]
+            parts.append(Part(job, answer, window, self._with_safe_masks(answer, plan)))
         return parts
 
     def _plan_round(self, answers: Sequence[Answer], kind: str) -> list[Part]:
@@ -338,12 +349,14 @@ class Loop:
         return parts
 
     def _with_safe_masks(self, answer: Answer, plan: RowPlan) -> RowPlan:
-        """A grammar that breaks must not break the round: its row goes on unconstrained and fails afterwards."""
+        """Masks that know what a round under way gave, and wait for it if they must. A grammar that breaks must not
+        break the round: its row goes on unconstrained and fails afterwards."""
         masks = plan.masks
         if masks is None:
             return plan
 
         def computed() -> "NDArray[np.int32]":
+            self._land()
             found = self._attempt([], masks)
             if found is None:
                 self._broken.append(answer)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from math import log1p
 from operator import itemgetter
@@ -103,16 +104,18 @@ class Drafting:
     @property
     def foreseeable(self) -> bool:
         """Whether the head may fill the next window, so that nobody need know the text for it."""
-        if self.guide or (self.proposers and not self.uses_head):
+        if self.proposers and not self.uses_head:
             return False
         return all(proposer.name == NGRAM for proposer in self.proposers)
 
-    def lost(self, most: int) -> float:
-        """What the head's drafts alone are expected to give less than others that stand ready, in the log of tokens."""
-        if not any(proposer.matches(LONG_MATCH) for proposer in self.proposers):
-            return 0.0
-        others, head = self.depth.reach(NGRAM + LONG, most), self.depth.reach(HEAD, self.depth.now)
-        return max(0.0, log1p(sum(others)) - log1p(sum(head)))
+    def lost(self, most: int, ahead: int) -> float:
+        """What the head's drafts alone are expected to give less than others that stand ready, in the log of tokens,
+        when a round that gives at most `ahead` has ended."""
+        sure = len(self.guide.forced(most + ahead)) - ahead if self.guide and most > 0 else 0
+        others = float(max(0, sure))
+        if any(proposer.matches(LONG_MATCH) for proposer in self.proposers):
+            others = max(others, sum(self.depth.reach(NGRAM + LONG, most)))
+        return max(0.0, log1p(others) - log1p(sum(self.depth.reach(HEAD, self.depth.now)))) if others else 0.0
 
     def reach(self, offer: Offer) -> list[float]:
         """How likely each draft, with those before it, is to be kept."""
@@ -120,15 +123,13 @@ class Drafting:
 
     def window(self, offer: Offer, verify: int, draft: int) -> Window:
         """The first drafts of an offer. Masks are computed when asked for, while the target runs."""
-        guide, drafts = self.guide, (self.known if offer.given is None else offer.given)[:verify]
-        return Window(
-            offer.drafter if verify else NOTHING.drafter,
-            offer.source,
-            verify,
-            draft,
-            given=None if offer.given is None else offer.given[:verify],
-            masks=None if guide is None else lambda: guide.masks(drafts),
-        )
+        given = None if offer.given is None else offer.given[:verify]
+        masks = partial(self._masks, self.guide, verify, given) if self.guide else None
+        return Window(offer.drafter if verify else NOTHING.drafter, offer.source, verify, draft, given, masks)
+
+    def _masks(self, guide: "Guide", verify: int, given: tuple[int, ...] | None) -> "NDArray[np.int32]":
+        """By now the head's drafts are known, if they were not yet when the window was planned."""
+        return guide.masks(self.known[:verify] if given is None else given)
 
     def take(self, kept: Kept, window: Window, tokens: Sequence[int]) -> None:
         """Learn what a round kept; `tokens` are those of it that became text, an end token included."""
@@ -162,14 +163,16 @@ class Windows:
         count = min(window.draft, self._most(job))
         return Offer(HEAD, HEAD, count) if count else NOTHING
 
-    def foreseeable(self, jobs: "Sequence[Job]", kind: str) -> bool:
-        """Whether the head fills the next windows: it alone can, or what others have ready is not worth the wait."""
+    def foreseeable(self, flying: "Sequence[tuple[Job, Window]]", kind: str) -> bool:
+        """Whether the head fills the windows after those under way: it alone can, or what others have ready is not
+        worth the wait."""
+        jobs = [job for job, _ in flying]
         if not all(job.drafting.foreseeable for job in jobs):
             return False
         if self._unasked or self._bare:
             return True
         most = [self._most(job) for job in jobs]
-        lost = [job.drafting.lost(count) for job, count in zip(jobs, most, strict=True)]
+        lost = [job.drafting.lost(count, 1 + now.verify) for (job, now), count in zip(flying, most, strict=True)]
         if not any(lost):
             return True
         soon = [job.drafting.depth.now for job in jobs]

@@ -187,6 +187,9 @@ def test_valid_counts_what_the_masks_allow(grammars, kind, source, seed):
         if count < len(drafts):
             cuts += 1
             assert drafts[count] not in allowed(masks[count])
+        uncut = guide.masks(drafts)
+        assert len(uncut) == len(drafts) + 1
+        assert np.array_equal(uncut[: count + 1], masks)  # what stands behind a forbidden draft means nothing
         guide.forced(rng.randrange(4))  # what is then known of the next tokens changes nothing
         assert guide.valid(drafts) == count
         guide.accept([tokens[place]])
@@ -212,6 +215,7 @@ def test_asking_changes_nothing(grammars, kind, source):
         for drafts in (tokens[place : place + 4], [token, rng.randrange(SIZE)], [END, 5], [5, 6]):
             asked.forced(rng.randrange(6))
             asked.masks(drafts[: asked.valid(drafts)])
+            asked.masks(drafts)
         assert np.array_equal(asked.masks(()), left.masks(()))
         assert asked.complete == left.complete
         asked.accept([token])

@@ -8,7 +8,7 @@ import pytest
 
 from headlong.backends.fake import FakeBackend, fake_limits
 from headlong.engine.engine import Engine
-from headlong.engine.request import Request
+from headlong.engine.request import Constraint, Request
 from headlong.engine.text import Text
 from headlong.settings import Settings
 from tests.engine.conftest import byte_tokenizer
@@ -261,3 +261,45 @@ def test_a_text_that_repeats_itself_is_waited_for_where_that_pays(overlapping, m
     assert bool(waited) == worth
     assert (output.speculative.accepted > 50) == worth  # by what followed the same tokens before
     assert_empty(engine)
+
+
+class Watched(Overlapping):
+    """Notes which rows are released, and when a round is wholly told."""
+
+    def round(self, plan):
+        handle = super().round(plan)
+        self.log.append(("told", len(self.rounds) - 1))
+        return handle
+
+    def release(self, row):
+        self.log.append(("release", row))
+        super().release(row)
+
+
+@pytest.mark.parametrize("depth", [None, 0, 2])
+@pytest.mark.parametrize("right", [RIGHT, WRONG, MIXED])
+def test_constrained_rows_hold_no_round_up(text, end, depth, right):
+    """A round begins before the one before it is known; masks wait for that, and rows that end with it stay so long."""
+    asked = [
+        Request((1, 2), 40, depth=depth),
+        Request((3,), 40, depth=depth, constraint=Constraint("regex", "[a-p]{9,30}")),
+        Request((4, 5), 40, depth=depth, constraint=Constraint("choice", ("abcabcabc", "bcdbcd", "dddd"))),
+    ]
+    wanted = []
+    for overlaps in (False, True):
+        limits = replace(fake_limits(vocab=300), overlaps=overlaps)
+        engine = Engine(Watched(walk, right=right, limits=limits), text, "fake", (end,), Settings())
+        engine.backend = engine._loop.backend
+        indices = [engine.submit(request) for request in asked]
+        run(engine)
+        outputs = [engine.output(index) for index in indices]
+        wanted.append([(output.tokens, output.finish_reason) for output in outputs])
+        assert_empty(engine)
+    assert wanted[0] == wanted[1]
+    log, rounds = engine.backend.log, engine.backend.rounds
+    early = [n for n in range(1, len(rounds)) if log.index(("round", n)) < log.index(("result", n - 1))]
+    assert sum(any(row.masks for row in rounds[number]) for number in early) > 1
+    began, told = ([log.index((name, number)) for number in range(len(rounds))] for name in ("round", "told"))
+    released = [place for place, (name, _) in enumerate(log) if name == "release"]
+    assert released
+    assert not any(first < place < last for place in released for first, last in zip(began, told, strict=True))

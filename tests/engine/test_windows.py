@@ -11,7 +11,7 @@ from headlong.engine.depth import DepthController
 from headlong.engine.request import Kept, Sizes
 from headlong.engine.roundcost import RoundCosts
 from headlong.engine.scheduler import Job
-from headlong.engine.windows import LONG_MATCH, MOST_UNASKED, Drafting, Windows
+from headlong.engine.windows import LONG_MATCH, MOST_UNASKED, Drafting, Window, Windows
 
 
 class Says:
@@ -225,8 +225,9 @@ def test_a_round_that_is_to_tell_what_plain_ones_cost_has_no_drafts(depth, draft
     _, windows, job = asking(depth, 0.0)
     windows.controller.plan = lambda rows, kind: [0] * len(rows)
     windows.controller.anchors = True
-    assert plan(windows, job).verify == 4
-    assert windows.foreseeable([job], "plain") or depth
+    window = plan(windows, job)
+    assert window.verify == 4
+    assert windows.foreseeable([(job, window)], "plain") or depth
     windows.controller.anchors = False
     assert plan(windows, job).verify == drafts
     assert plan(windows, job).verify == 4
@@ -280,10 +281,24 @@ def test_what_the_grammar_forces_is_drafted():
     assert (window.drafter, window.given) == ("grammar", (3, 4))
 
 
+def test_what_the_grammar_forces_past_the_round_under_way_is_worth_a_wait():
+    _, job = make(depth=4, guide=Allows(20, forced=(3, 4, 5, 6, 7, 8)))
+    job.drafting.depth.acceptance.record("mtp", 4, 0)
+    assert job.drafting.lost(4, ahead=1) > job.drafting.lost(4, ahead=4) > job.drafting.lost(4, ahead=6) == 0.0
+    assert job.drafting.lost(0, ahead=1) == 0.0
+
+
 @pytest.mark.parametrize(("left", "known", "proposers"), [(2, (4, 5), ()), (0, (), (Says([4, 5], match=LONG_MATCH),))])
 def test_masks_are_those_of_the_drafts_in_the_window(left, known, proposers):
     windows, job = make(depth=2, left=left, known=known, proposers=proposers, guide=Allows(20))
     assert plan(windows, job).masks().tolist() == [[2, 4, 5]] * 3
+
+
+def test_masks_are_those_of_drafts_that_were_not_known_yet_when_the_window_was_planned():
+    windows, job = make(depth=2, guide=Allows(20))
+    ((_, window),) = windows.plan([(job, windows.expected(job, Window("none", "none", 0, 2)))], "plain")
+    job.drafting.known = (7, 8)
+    assert window.masks().tolist() == [[2, 7, 8]] * 3
 
 
 def test_a_constrained_row_has_no_drafts_that_the_host_does_not_know():

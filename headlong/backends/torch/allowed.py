@@ -35,7 +35,7 @@ class Allowed:
     def put(self, row: int, masks: "NDArray[np.int32]") -> None:
         """Masks for a row's next window."""
         if self._array is None:
-            self.masks[row, : len(masks)].copy_(torch.from_numpy(masks), non_blocking=True)
+            self.masks[row, : len(masks)].copy_(torch.from_numpy(masks).pin_memory(), non_blocking=True)
         else:
             self._array[row, : len(masks)] = masks
 
