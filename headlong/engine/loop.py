@@ -277,9 +277,18 @@ class Loop:
             busy_s = self._count_late(result.prompt_s) + result.verify_s + result.draft_s
             self._record(flight.parts, result, flight.kind)
             host_s = max(0.0, perf_counter() - flight.started - busy_s)
-            self.controller.costs.record_host(flight.kind, host_s, flight.waited, _bare(flight.parts))
+            if not result.cold:
+                self._record_host(flight, host_s)
             self.totals.record_round(result.verify_s, result.draft_s, host_s)
             _count_seconds(flight.parts, host_s, flight.started)
+
+    def _record_host(self, flight: Flight, seconds: float) -> None:
+        """Where rounds need not wait, those that do wait for rows that come and go, whatever is drafted."""
+        costs, overlaps = self.controller.costs, self.limits.overlaps
+        if overlaps:
+            costs.record_wait(flight.kind, seconds, flight.waited)
+        if not (overlaps and flight.waited):
+            costs.record_host(flight.kind, seconds, _bare(flight.parts))
 
     def _count_late(self, prompt_s: float) -> float:
         """What chunks took on a device after their calls had returned, in seconds; they are counted by tokens."""
@@ -318,8 +327,7 @@ class Loop:
             return False
         most = 2 * (1 + self.limits.depth) + self.limits.depth  # the windows of two rounds, and what the second leaves
         go_on = self.scheduler.has_room(jobs, most) and all(
-            part.job.index in self.answers and part.window.given is None and part.job.remaining > 1 + part.window.verify
-            for part in flight.parts
+            part.job.index in self.answers and part.job.remaining > 1 + part.window.verify for part in flight.parts
         )
         return go_on and self.windows.foreseeable([(part.job, part.window) for part in flight.parts], flight.kind)
 

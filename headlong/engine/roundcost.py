@@ -234,8 +234,8 @@ class KindCosts:
         self.further = Curve(lambda rows: self.first.value(rows))
         self.waking = Curve(lambda rows: self.first.value(rows))  # a first step after rest takes all pairs since then
         self.idle = 0.0  # the drafting half of a round in which nobody drafts
-        self.hosts = {False: 0.0, True: 0.0}  # what rounds with drafts, and without, take beside the backend
-        self.waits = {False: 0.0, True: 0.0}  # that of rounds begun before the one before was known, and after it was
+        self.hosts: dict[bool, float] = {}  # what rounds with drafts, and without, take beside the backend
+        self.waits: dict[bool, float] = {}  # that of rounds begun before the one before was known, and after it was
 
     def _verify_prior(self, size: int) -> float:
         if self._base and self._base.verify.known:
@@ -261,11 +261,11 @@ class KindCosts:
     @property
     def wait(self) -> float:
         """What a round takes longer if it is begun when the one before it is known; 0 until both were seen."""
-        return max(0.0, self.waits[True] - self.waits[False]) if all(self.waits.values()) else 0.0
+        return max(0.0, self.waits[True] - self.waits[False]) if len(self.waits) == 2 else 0.0
 
     def host(self, bare: bool) -> float:
         """What a round takes beside the backend: planning, and taking in what it gave. `bare`: without drafts."""
-        return self.hosts[bare] or self.hosts[not bare]
+        return self.hosts.get(bare, self.hosts.get(not bare, 0.0))
 
     def draft(self, steps: Sequence[int]) -> float:
         if not steps:
@@ -361,13 +361,17 @@ class RoundCosts:
         if draft_s > 0.0 or not steps:
             costs.record_draft(steps, draft_s / self._speed, woken)
 
-    def record_host(self, kind: str, seconds: float, waited: bool, bare: bool) -> None:
-        """What a round took beside the backend, whether it was begun when the one before it was known, and whether it
-        had nothing to verify."""
+    def record_host(self, kind: str, seconds: float, bare: bool) -> None:
+        """What a round took beside the backend, and whether it had nothing to verify."""
         if seconds < HICCUP:
-            costs, usual = self._kinds[kind], max(0.0, seconds) / self._speed
-            costs.hosts[bare] = _followed(costs.hosts[bare], usual)
-            costs.waits[waited] = _followed(costs.waits[waited], usual)
+            hosts = self._kinds[kind].hosts
+            hosts[bare] = _followed(hosts.get(bare, 0.0), max(0.0, seconds) / self._speed)
+
+    def record_wait(self, kind: str, seconds: float, waited: bool) -> None:
+        """The same where rounds may be begun before the one before is known, and whether this one was not."""
+        if seconds < HICCUP:
+            waits = self._kinds[kind].waits
+            waits[waited] = _followed(waits.get(waited, 0.0), max(0.0, seconds) / self._speed)
 
     def _measured(self) -> float:
         """The speed of the last rounds; of more of them, while it is steady."""

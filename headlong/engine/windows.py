@@ -108,14 +108,15 @@ class Drafting:
             return False
         return all(proposer.name == NGRAM for proposer in self.proposers)
 
-    def lost(self, most: int, ahead: int) -> float:
-        """What the head's drafts alone are expected to give less than others that stand ready, in the log of tokens,
-        when a round that gives at most `ahead` has ended."""
+    def lost(self, most: int, now: Window) -> float:
+        """What the drafts that a round under way leaves are expected to give less than others that stand ready, in the
+        log of tokens."""
+        ahead = 1 + now.verify
         sure = len(self.guide.forced(most + ahead)) - ahead if self.guide and most > 0 else 0
         others = float(max(0, sure))
         if any(proposer.matches(LONG_MATCH) for proposer in self.proposers):
             others = max(others, sum(self.depth.reach(NGRAM + LONG, most)))
-        return max(0.0, log1p(others) - log1p(sum(self.depth.reach(HEAD, self.depth.now)))) if others else 0.0
+        return max(0.0, log1p(others) - log1p(sum(self.depth.reach(HEAD, now.draft)))) if others else 0.0
 
     def reach(self, offer: Offer) -> list[float]:
         """How likely each draft, with those before it, is to be kept."""
@@ -172,10 +173,10 @@ class Windows:
         if self._unasked or self._bare:
             return True
         most = [self._most(job) for job in jobs]
-        lost = [job.drafting.lost(count, 1 + now.verify) for (job, now), count in zip(flying, most, strict=True)]
+        lost = [job.drafting.lost(count, now) for (job, now), count in zip(flying, most, strict=True)]
         if not any(lost):
             return True
-        soon = [job.drafting.depth.now for job in jobs]
+        soon = [now.draft for _, now in flying]
         late = [there if less else here for less, here, there in zip(lost, soon, most, strict=True)]
         sizes = self.limits.sizes.tokens(soon), self.limits.sizes.tokens(late)
         return not self.controller.worth_waiting(kind, len(jobs), sizes, sum(lost))
@@ -236,6 +237,7 @@ class Windows:
 
     def _cap(self, job: "Job", offer: Offer, written: int, wanted: int) -> int:
         """Most drafts that the head may leave after position `written` - 1; its cache stays inside the context too."""
-        if not job.drafting.uses_head or offer.goes_on:
+        rests = offer.goes_on and not self.limits.sizes.padded  # there it would save nothing
+        if not job.drafting.uses_head or rests:
             return 0
         return max(0, min(wanted, self.limits.context - written))

@@ -429,19 +429,19 @@ def test_a_slowdown_is_the_machines_not_a_sizes():
 def test_building_kernels_is_not_the_hosts_usual_work():
     costs = RoundCosts()
     for seconds in (12.0, 0.001, 2.0, 0.001):
-        costs.record_host("plain", seconds, waited=True, bare=True)
+        costs.record_host("plain", seconds, bare=True)
     assert costs.of("plain").host(bare=True) == pytest.approx(0.001)
     assert costs.of("plain").host(bare=False) == pytest.approx(0.001)  # nothing else is known
 
 
 def test_what_waiting_costs_is_known_once_rounds_with_and_without_it_were_seen():
     costs = RoundCosts()
-    costs.record_host("plain", 0.003, waited=True, bare=True)
+    costs.record_wait("plain", 0.003, waited=True)
     assert costs.of("plain").wait == 0.0
-    costs.record_host("plain", 0.001, waited=False, bare=True)
+    costs.record_wait("plain", 0.001, waited=False)
     assert costs.of("plain").wait == pytest.approx(0.002)
     for _ in range(100):
-        costs.record_host("plain", 0.004, waited=False, bare=True)
+        costs.record_wait("plain", 0.004, waited=False)
     assert costs.of("plain").wait == 0.0  # never less
 
 
@@ -451,8 +451,8 @@ def test_a_round_waits_for_the_text_where_that_gives_more_than_it_takes(wait, be
     costs = RoundCosts()
     for size in (1, 4, 9) * 20:
         costs.record("plain", size, 0.01, [], 0.0)
-    costs.record_host("plain", 1e-9 + 0.01 * wait, waited=True, bare=True)
-    costs.record_host("plain", 1e-9, waited=False, bare=True)
+    costs.record_wait("plain", 1e-9 + 0.01 * wait, waited=True)
+    costs.record_wait("plain", 1e-9, waited=False)
     controller = DepthController(costs, 8)
     assert controller.worth_waiting("plain", 2, (2, 9), 2 * math.log(better)) == worth
 

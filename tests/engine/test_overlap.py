@@ -303,3 +303,37 @@ def test_constrained_rows_hold_no_round_up(text, end, depth, right):
     released = [place for place, (name, _) in enumerate(log) if name == "release"]
     assert released
     assert not any(first < place < last for place in released for first, last in zip(began, told, strict=True))
+
+
+def test_what_waiting_costs_is_known_where_rounds_that_do_not_wait_cost_nothing(overlapping):
+    """Which is not to be taken for never seen."""
+    engine = overlapping(repeated, WRONG, context=128)
+    engine.generate([1], max_tokens=100, draft_kind="mtp")
+    costs = engine._loop.controller.costs.of("plain")
+    costs.waits[False] = 0.0
+    assert costs.wait == costs.waits[True] > 0.0
+
+
+def test_where_rounds_need_not_wait_those_that_do_say_nothing_of_the_host(overlapping, monkeypatch):
+    """Nor do rounds that were the first of their shape."""
+    engine = overlapping(walk)
+    costs, told = engine._loop.controller.costs, []
+    monkeypatch.setattr(costs, "record_host", lambda *args: told.append("host"))
+    monkeypatch.setattr(costs, "record_wait", lambda kind, seconds, waited: told.append(waited))
+    engine.generate([1, 2], max_tokens=12, depth=0)
+    assert told.count("host") == told.count(False) > told.count(True) > 0
+    told.clear()
+    monkeypatch.setattr(Handle, "result", lambda self: replace(self.done.result(), cold=True))
+    engine.generate([1, 2], max_tokens=12, depth=0)
+    assert told == []
+
+
+def test_a_round_begins_early_behind_drafts_that_the_host_gave(overlapping, monkeypatch):
+    """Where the next such drafts are not worth a wait."""
+    engine = overlapping(repeated, WRONG, context=128)
+    verdicts = iter([True] * 3 + [False] * 200)
+    monkeypatch.setattr(engine._loop.controller, "worth_waiting", lambda *_: next(verdicts))
+    assert engine.generate([1], max_tokens=100).tokens == tuple(place % 7 for place in range(1, 101))
+    log, rounds = engine.backend.log, engine.backend.rounds
+    given = [number for number in range(len(rounds) - 1) if rounds[number][0].drafts]
+    assert any(log.index(("round", number + 1)) < log.index(("result", number)) for number in given)

@@ -284,8 +284,9 @@ def test_what_the_grammar_forces_is_drafted():
 def test_what_the_grammar_forces_past_the_round_under_way_is_worth_a_wait():
     _, job = make(depth=4, guide=Allows(20, forced=(3, 4, 5, 6, 7, 8)))
     job.drafting.depth.acceptance.record("mtp", 4, 0)
-    assert job.drafting.lost(4, ahead=1) > job.drafting.lost(4, ahead=4) > job.drafting.lost(4, ahead=6) == 0.0
-    assert job.drafting.lost(0, ahead=1) == 0.0
+    lost = [job.drafting.lost(4, Window("mtp", "mtp", verify, 1)) for verify in (0, 3, 5)]
+    assert lost[0] > lost[1] > lost[2] == 0.0
+    assert job.drafting.lost(0, Window("mtp", "mtp", 0, 1)) == 0.0
 
 
 @pytest.mark.parametrize(("left", "known", "proposers"), [(2, (4, 5), ()), (0, (), (Says([4, 5], match=LONG_MATCH),))])
