@@ -249,6 +249,12 @@ def test_the_head_rests_while_a_proposer_has_more():
     assert sizes(plan(windows, job)) == (3, 3)
 
 
+def test_where_rest_saves_nothing_the_head_goes_on_beside_a_proposer():
+    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(20), "prediction"),))
+    windows.limits = replace(windows.limits, sizes=Sizes((1, 2, 4)))
+    assert sizes(plan(windows, job)) == (3, 3)
+
+
 def test_proposals_end_with_what_is_wanted():
     windows, job = make(depth=8, max_tokens=4, proposers=(Says(range(20), "prediction"),))
     assert sizes(plan(windows, job)) == (3, 0)
