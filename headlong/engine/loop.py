@@ -329,7 +329,8 @@ class Loop:
         go_on = self.scheduler.has_room(jobs, most) and all(
             part.job.index in self.answers and part.job.remaining > 1 + part.window.verify for part in flight.parts
         )
-        return go_on and self.windows.foreseeable([(part.job, part.window) for part in flight.parts], flight.kind)
+        flying = [(part.job, part.window) for part in flight.parts]
+        return go_on and bool(self._attempt([], self.windows.foreseeable, flying, flight.kind))
 
     def _foresee(self, flight: Flight) -> list[Part]:
         offered = [(part.job, self.windows.expected(part.job, part.window)) for part in flight.parts]

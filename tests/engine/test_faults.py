@@ -323,6 +323,26 @@ def test_a_grammar_that_breaks_fails_its_request_alone(breaking, monkeypatch, st
     assert_empty(engine)
 
 
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_grammar_that_breaks_while_the_next_round_is_foreseen_fails_its_request_alone(breaking, monkeypatch, number):
+    """It is asked while a round is under way; what it says then it says again when asked for drafts."""
+    engine = breaking(pages=100)
+    engine._loop.limits = replace(engine.limits, overlaps=True)
+    guides = with_guide(engine, monkeypatch, "forced", number)
+    monkeypatch.setattr(BreakingGuide, "_call", broken_from)
+    asked = [Request((1, 2), WANTED, depth=2), Request((3,), WANTED, depth=2, constraint=Constraint("regex", ".*"))]
+    outputs = outputs_of(engine, asked)
+    assert guides[0].calls["forced"] > number
+    judge(outputs, asked, {(3,)}, "Broken: the guide's forced broke")
+    assert_empty(engine)
+
+
+def broken_from(guide, stage):
+    guide.calls[stage] += 1
+    if stage == guide.stage and guide.calls[stage] >= guide.number:
+        raise Broken(f"the guide's {stage} broke")
+
+
 def test_a_round_that_breaks_after_a_mask_did_fails_for_its_own_reason(breaking, monkeypatch):
     """And the broken grammar is not remembered for whoever comes next."""
     engine = breaking()
