@@ -319,7 +319,7 @@ class DepthController:
         """The standing depths, until what they lose against the best has added up."""
         scene.rate, depths = scene.search(scene.reach, scene.table)
         # Among many, one more or less changes little; unless rounds are padded, and it makes another shape.
-        if not same and (scene.padded or scene.rows < YOUNG):
+        if not same and (scene.padded or 2 * scene.rows < YOUNG):
             self._young = self._clock + YOUNG // scene.rows
         if self._welcome(scene.auto):
             standing = [row.now for row in scene.auto]

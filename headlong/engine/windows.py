@@ -68,8 +68,12 @@ class Drafting:
 
     @property
     def silent(self) -> bool:
-        """Whether nobody can have drafts for the next window."""
-        return not (self.left or self.guide or self.proposers)
+        """Whether nobody has drafts for the next window."""
+        return not (self.left or self.guide or any(map(self._speaks, self.proposers)))
+
+    def _speaks(self, proposer: Proposer) -> bool:
+        """Whether a proposer is to be heard: where a short match and the head differ, it errs."""
+        return proposer.name != NGRAM or not self.uses_head or proposer.matches(LONG_MATCH)
 
     def offer(self, most: int, head_alone: bool = False) -> Offer:
         """The drafts that are expected to give most tokens."""
@@ -87,9 +91,8 @@ class Drafting:
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:
-            long = proposer.matches(LONG_MATCH)
-            if long or proposer.name != NGRAM or not self.uses_head:  # where a short match and the head differ, it errs
-                source = proposer.name + (LONG if long else "")
+            if self._speaks(proposer):
+                source = proposer.name + (LONG if proposer.matches(LONG_MATCH) else "")
                 offers.append(self._given(proposer.name, source, proposer.propose(2 * most), most))
         return offers
 
