@@ -23,6 +23,7 @@ HEAD = "mtp"
 GRAMMAR = "grammar"
 NGRAM = "ngram"
 MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
+PATIENT = 4  # rows, for so many of which n-grams stay unasked for one round more when there were none
 LONG = ", long match"  # added to a proposer's name: what it proposes then is judged apart
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
@@ -68,8 +69,8 @@ class Drafting:
 
     @property
     def silent(self) -> bool:
-        """Whether nobody has drafts for the next window."""
-        return not (self.left or self.guide or any(map(self._speaks, self.proposers)))
+        """Whether nobody but the head has drafts for the next window."""
+        return not (self.guide or any(map(self._speaks, self.proposers)))
 
     def _speaks(self, proposer: Proposer) -> bool:
         """Whether a proposer is to be heard: where a short match and the head differ, it errs."""
@@ -86,7 +87,7 @@ class Drafting:
         if most <= 0:
             return []
         offers = [Offer(HEAD, HEAD, self._valid(self.known, min(self.left, most)))] if self.left else []
-        if head_alone and self.depth.asked is None:
+        if head_alone:
             return offers
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
@@ -103,6 +104,11 @@ class Drafting:
     def _valid(self, tokens: Sequence[int], count: int) -> int:
         """How many of the first drafts the grammar allows."""
         return self.guide.valid(tokens[:count]) if self.guide and count else count
+
+    @property
+    def patient(self) -> bool:
+        """Whether nothing but n-grams may stand ready beside the head's drafts, and nobody asked for some."""
+        return self.depth.asked is None and self.guide is None and self.foreseeable
 
     @property
     def foreseeable(self) -> bool:
@@ -158,9 +164,10 @@ class Windows:
         self._bare = False  # the next round is to tell what one without drafts costs
 
     def offer(self, job: "Job") -> Offer:
-        if job.drafting.silent:
+        drafting, head_alone = job.drafting, self._unasked > 0 and job.drafting.depth.asked is None
+        if not drafting.left and (head_alone or drafting.silent):
             return NOTHING
-        return job.drafting.offer(self._most(job), head_alone=self._unasked > 0)
+        return drafting.offer(self._most(job), head_alone)
 
     def expected(self, job: "Job", window: Window) -> Offer:
         """What there will be to verify when a round with this window, which is under way, has ended."""
@@ -192,7 +199,10 @@ class Windows:
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         if other_crowd(len(offered), self._rows):
             self._refused = self._unasked = 0
+        asked = not self._unasked
         self._rows, self._unasked = len(offered), max(0, self._unasked - 1)
+        if asked and all(offer.given is None and job.drafting.patient for job, offer in offered):
+            self._unasked = len(offered) // PATIENT
         offered = self._worthwhile(offered, kind)
         for job, offer in offered:
             job.drafting.depth.cap = self._cap(job, offer, job.reach + offer.count + 1, job.remaining - 2)

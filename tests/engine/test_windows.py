@@ -206,6 +206,24 @@ def test_who_is_never_worth_it_is_asked_ever_less_often():
     assert set(waits[MOST_UNASKED:]) == {1 + MOST_UNASKED}
 
 
+@pytest.mark.parametrize(("rows", "every"), [(1, 1), (3, 1), (4, 2), (8, 3), (16, 5)])
+@pytest.mark.parametrize("guide", [None, Allows(20)])
+def test_n_grams_of_many_rows_are_asked_for_less_often_while_there_are_none(rows, every, guide):
+    """But not where a grammar may force tokens. Once there are some they are soon noticed."""
+    windows, _ = make(limits={"rows": rows, "context": 1000})
+    proposers, asked, now = [Says([], match=0) for _ in range(rows)], set(), [0]
+    for proposer in proposers:
+        proposer.matches = lambda least: asked.add(now[0])
+    drafting = [Drafting(windows.controller.row(), True, (each,), guide) for each in proposers]
+    jobs = [Job(place, (1,) * 5, 900, each, length=4) for place, each in enumerate(drafting)]
+    for now[0] in range(30):
+        windows.plan([(job, windows.offer(job)) for job in jobs], "plain")
+    assert asked == {*range(0, 30, every)} if guide is None else len(asked) > 20
+    proposers[0].tokens, proposers[0].matches = (5, 6, 7, 8), lambda least: True
+    costing(windows, 0.0)
+    assert any(windows.plan([(job, windows.offer(job)) for job in jobs], "plain")[0][1].verify for _ in range(every))
+
+
 def test_who_is_worth_it_or_was_asked_for_is_asked_every_round():
     assert rounds_asked(*asking(None, 0.0), 40) == [*range(40)]
     assert rounds_asked(*asking(4, 0.9), 40) == [*range(40)]
