@@ -23,7 +23,7 @@ HEAD = "mtp"
 GRAMMAR = "grammar"
 NGRAM = "ngram"
 MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
-PATIENT = 4  # rows, for so many of which n-grams stay unasked for one round more when there were none
+PATIENT = 8  # rows, for so many of which n-grams stay unasked for one round more when there were none
 LONG = ", long match"  # added to a proposer's name: what it proposes then is judged apart
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
