@@ -1,6 +1,7 @@
 """Batches of the default model on this machine: what auto depth, mixes, grammars, prompts and prefixes cost.
 
-    python benchmarks/batch.py [rows] [mix] [grammar] [stall] [prefix] [bad] [--seconds 12] [--rows 8 16] [--depths 1 2]
+    python benchmarks/batch.py [rows] [mix] [grammar] [stall] [prefix] [bad] [--seconds 12] [--engines 2] [--rows 8 16]
+        [--depths 1 2]
 
 rows     tok/s while 1 to 16 rows are taken: auto against plain and every fixed depth
 mix      half of 8 rows draft, half are plain, against 8 plain ones
@@ -10,8 +11,9 @@ prefix   the first token after a repeated beginning of 1,024 tokens, against a c
 bad      random tokens at temperature 2: auto against plain
 
 Contenders take turns of a fifth of a second, so that the machine's moods are everybody's; ratios are made within an
-eighth of the turns and their medians told. The texts of a section must agree where the promise says so. The last line
-is one JSON object.
+eighth of the turns and their medians told. One engine may be a percent or two faster than another of its kind, by where
+its memory lies, so every contender has several. The texts of a section must agree where the promise says so. The last
+line is one JSON object.
 """
 
 import argparse
@@ -73,7 +75,7 @@ def run(
 
 
 class Lane:
-    """A contender: an engine of its own, all of whose places are taken, each by one prompt after the other."""
+    """One engine of a contender, all of whose places are taken, each by one prompt after the other."""
 
     def __init__(self, places: Sequence[Options], prompts: Sequence[Sequence[int]]) -> None:
         self.engine = headlong.load(rows=16)
@@ -103,31 +105,47 @@ class Lane:
                     self.free.append(place)
         self.groups[-1] = tokens, seconds + time.perf_counter() - started
 
+    def close(self) -> None:
+        self.groups = self.groups[WARM_GROUPS:]
+        self.engine.close()
+
+
+class Contender:
+    """Some engines that are told the same."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self.lanes = lanes
+
     def rates(self, places: slice = slice(None)) -> list[float]:
         """Tokens a second, by group."""
-        return [sum(tokens[places]) / seconds for tokens, seconds in self.groups]
+        return [
+            sum(sum(tokens[places]) for tokens, _ in group) / sum(seconds for _, seconds in group)
+            for group in zip(*(lane.groups for lane in self.lanes), strict=True)
+        ]
 
 
-def race(named: Mapping[str, Sequence[Options]], prompts: Sequence[Sequence[int]], seconds: float) -> dict[str, Lane]:
+def race(
+    named: Mapping[str, Sequence[Options]], prompts: Sequence[Sequence[int]], args: argparse.Namespace
+) -> dict[str, Contender]:
     """Contenders take turns of a fraction of a second, in ever new orders, so that the machine's moods are everybody's.
     What comes before the first of GROUPS groups of turns does not count."""
-    lanes = {name: Lane(places, prompts) for name, places in named.items()}
-    order, turns = random.Random(0), max(1, round(seconds / GROUPS / TURN_S))
+    found = {name: Contender([Lane(places, prompts) for _ in range(args.engines)]) for name, places in named.items()}
+    lanes = [lane for contender in found.values() for lane in contender.lanes]
+    order, turns = random.Random(0), max(1, round(args.seconds / GROUPS / TURN_S))
     for _ in range(WARM_GROUPS + GROUPS):
-        for lane in lanes.values():
+        for lane in lanes:
             lane.begin_group()
         for _ in range(turns):
-            for lane in order.sample(list(lanes.values()), len(lanes)):
+            for lane in order.sample(lanes, len(lanes)):
                 lane.turn()
-    for lane in lanes.values():
-        lane.groups = lane.groups[WARM_GROUPS:]
-        lane.engine.close()
-    return lanes
+    for lane in lanes:
+        lane.close()
+    return found
 
 
-def assert_same_texts(lanes: Mapping[str, Lane]) -> None:
-    """Of the prompts that two contenders have both answered."""
-    first, *others = lanes.values()
+def assert_same_texts(contenders: Mapping[str, Contender]) -> None:
+    """Of the prompts that two engines have both answered."""
+    first, *others = (lane for contender in contenders.values() for lane in contender.lanes)
     for lane in others:
         pairs = [pair for pair in zip(first.texts, lane.texts, strict=False) if None not in pair]
         assert pairs, "nothing was answered; give more seconds"
@@ -163,7 +181,7 @@ def rows(args: argparse.Namespace) -> dict[str, Any]:
     for count in args.rows:
         with headlong.load() as engine:
             prompts = prompts_of(engine, max(4, 3 * count))
-        lanes = race({name: [options] * count for name, options in named.items()}, prompts, args.seconds)
+        lanes = race({name: [options] * count for name, options in named.items()}, prompts, args)
         assert_same_texts(lanes)
         values = {name: lane.rates() for name, lane in lanes.items()}
         against = {name: round(ratio(values, name, "plain"), 3) for name in values}
@@ -179,7 +197,7 @@ def mix(args: argparse.Namespace) -> dict[str, Any]:
     plain = {**auto, "draft_kind": "none"}
     with headlong.load() as engine:
         prompts = prompts_of(engine, 24)
-    lanes = race({"plain": [plain] * 8, "mixed": [plain, auto] * 4, "auto": [auto] * 8}, prompts, args.seconds)
+    lanes = race({"plain": [plain] * 8, "mixed": [plain, auto] * 4, "auto": [auto] * 8}, prompts, args)
     assert_same_texts(lanes)
     found = {}
     for side, places in (("plain rows", slice(0, None, 2)), ("other rows", slice(1, None, 2))):
@@ -199,7 +217,7 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for kind in ("none", "auto"):
         one, other = ({**options, "draft_kind": kind} for options in (free, bound))
-        lanes = race({"free": [one] * 8, "grammar": [one] * 7 + [other]}, prompts, args.seconds)
+        lanes = race({"free": [one] * 8, "grammar": [one] * 7 + [other]}, prompts, args)
         values = {name: lane.rates(slice(7)) for name, lane in lanes.items()}
         found[kind] = round(ratio(values, "grammar", "free"), 3)
     print(f"grammar: neighbours' speed against those of a free row: {found}", flush=True)
@@ -280,7 +298,7 @@ def bad(args: argparse.Namespace) -> dict[str, Any]:
         for seed in (7, None):
             auto = {"max_tokens": 4 * args.tokens, "ignore_eos": True, "temperature": 2.0, "seed": seed}
             plain = {**auto, "draft_kind": "none"}
-            lanes = race({"plain": [plain] * count, "auto": [auto] * count}, prompts, args.seconds)
+            lanes = race({"plain": [plain] * count, "auto": [auto] * count}, prompts, args)
             values = {name: lane.rates() for name, lane in lanes.items()}
             name = f"{count} rows, {'unseeded' if seed is None else 'seeded'}"
             found[name] = round(ratio(values, "auto", "plain"), 3)
@@ -299,7 +317,8 @@ def main() -> None:
         "bad": bad,
     }
     parser.add_argument("sections", nargs="*", choices=[*sections, []], help="default: all")
-    parser.add_argument("--seconds", type=float, default=12, help="of every contender; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=12, help="of every engine; default: %(default)s")
+    parser.add_argument("--engines", type=int, default=2, help="of every contender; default: %(default)s")
     parser.add_argument("--repeat", type=int, default=5, help="of prompts and prefixes; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=96, help="of a text; default: %(default)s")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="default: %(default)s")

@@ -20,6 +20,7 @@ from headlong.engine.roundcost import STRETCH, KindCosts, RoundCosts
 HEAD = "mtp"
 # When depths change
 YOUNG = 16  # rounds after a change of rows in which depths are considered every second one; fewer with more rows
+FEW = 4  # rows, of which one more or less changes much
 IDLE = 4  # rounds of rest for every four rows, while the best plan stands and nothing is to be tried
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
@@ -28,7 +29,7 @@ SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses 
 FAIR = 0.12  # gain for which any are made in every round beside rows that never have some
 UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pay: such sizes are seldom seen
 PARKED = 0.05  # gain for which some rows rest while others draft
-ROUND_GAIN = 0.1  # share of the newest round in what rounds take beside verifying
+ROUND_GAIN = 0.1  # share of the newest round in what rounds take
 # What is tried though it looks worse
 BUDGET = 0.003  # share of time for it
 FIRST_CREDIT, CREDIT = 3.0, 2.0  # rounds of it that a new engine starts with, and most that are saved up later
@@ -36,7 +37,7 @@ DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budg
 FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which the budget is spent on them, and more
 SOON = 4  # rounds to one without drafts, while hardly any was seen
 FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # the same after a change; later, for each that is remembered
-FAR = 0.3  # share by which rounds without drafts are so much worse that none is looked at
+FAR = 0.2  # share by which rounds without drafts are so much worse that none is looked at
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 WORTH = 0.01  # share of a round that a size must promise to be tried
 LONGEST_LOOK = 64  # rounds from one look for something worth trying to the next
@@ -268,7 +269,7 @@ class DepthController:
         self.anchors = False  # the plan made last is for a round without any drafts
         self._anchored = self._changed = 0  # when such a round was last had, and other depths
         self._looked = False  # a size was tried last, not a draft
-        self._rest_s = 0.0  # of the last rounds beside verifying, at the machine's usual speed
+        self._rest_s = self._round_s = 0.0  # of the last rounds, beside verifying and all; at the machine's usual speed
         self._loan = Loan()
 
     def row(self, asked: int | None = None) -> RowDepth:
@@ -319,7 +320,7 @@ class DepthController:
         """The standing depths, until what they lose against the best has added up."""
         scene.rate, depths = scene.search(scene.reach, scene.table)
         # Among many, one more or less changes little; unless rounds are padded, and it makes another shape.
-        if not same and (scene.padded or 2 * scene.rows < YOUNG):
+        if not same and (scene.padded or scene.rows < FEW):
             self._young = self._clock + YOUNG // scene.rows
         if self._welcome(scene.auto):
             standing = [row.now for row in scene.auto]
@@ -453,19 +454,23 @@ class DepthController:
     # --- windows -------------------------------------------------------------------------------------------------
 
     def best_of(
-        self, kind: str, rows: int, sizes: Sequence[int], logs: Sequence[float], bystanders: bool = False
+        self, kind: str, rows: int, sizes: Sequence[int], gained: Sequence[float], bystanders: bool = False
     ) -> int:
-        """Which of some rounds is clearly better than the first, by the tokens each is run with and the summed logs of
-        what its rows give; the more clearly beside such as never draft."""
+        """Which of some rounds is clearly better than the first, by the tokens each is run with and what its rows gain,
+        all together, in rounds as theirs usually are; the more clearly beside such as never draft.
+
+        A row whose round gives more than usual is repaid by others that do: what counts is how fast rows are in the
+        long run, so each further token is worth as much as the ones before it.
+        """
         curves = self.costs.of(kind)
         if not curves.verify.known:
-            return max(range(len(sizes)), key=logs.__getitem__)
+            return max(range(len(sizes)), key=gained.__getitem__)
         table = curves.verify_of(self._sizes.rows(rows)).table(max(sizes))
-        least, gains = self._rest_s + table[sizes[0]], [exp(gives / rows) for gives in logs]
-        rates = [gain / (least + table[size] - table[sizes[0]]) for gain, size in zip(gains, sizes, strict=True)]
-        best = rates.index(max(rates))
-        dear = least + UNSURE * (table[sizes[best]] - table[sizes[0]])
-        return best if gains[best] / dear > gains[0] / least * (1.0 + (FAIR if bystanders else SHALLOW)) else 0
+        usual = max(self._round_s, self._rest_s + table[sizes[0]])
+        costs = [(table[size] - table[sizes[0]]) / usual for size in sizes]
+        gains = [gain / rows for gain in gained]
+        best = max(range(len(sizes)), key=lambda one: gains[one] - costs[one])
+        return best if gains[best] > UNSURE * costs[best] + (FAIR if bystanders else SHALLOW) else 0
 
     def worth_waiting(self, kind: str, rows: int, sizes: tuple[int, int], logs: float) -> bool:
         """Whether a round is better that begins when the text is known: by the tokens it is run with if it does not
@@ -475,13 +480,15 @@ class DepthController:
         soon, late = (self._rest_s + verify.value(size) for size in sizes)
         return not curves.wait or exp(logs / rows) * soon > (late + curves.wait) * (1.0 + SHALLOW)
 
-    def record(self, kind: str, steps: Sequence[int], bare: bool) -> None:
-        """Take a round's draft steps, and whether it had nothing to verify."""
+    def record(self, kind: str, rows: int, tokens: int, steps: Sequence[int], bare: bool) -> None:
+        """Take the rows and tokens that a round was run with, its draft steps, and whether it had nothing to verify."""
         curves = self.costs.of(kind)
         if bare:
             self._anchored = self._clock
+        gain = ROUND_GAIN if self._round_s else 1.0
         takes = curves.host(bare) + curves.draft(steps)
-        self._rest_s += (ROUND_GAIN if self._rest_s else 1.0) * (takes - self._rest_s)
+        self._rest_s += gain * (takes - self._rest_s)
+        self._round_s += gain * (takes + curves.verify_of(rows).value(tokens) - self._round_s)
 
     def explain(self, kind: str = "plain") -> dict[str, Any]:
         """What is known and chosen now, for people: costs in plain steps of one row."""

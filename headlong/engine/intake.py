@@ -161,7 +161,8 @@ class Intake:
             proposers.append(Ngram(prompt))
         if "prediction" in drafters and request.prediction is not None:
             proposers.append(Prediction(prompt_ids("the prediction", request.prediction, self.text)))
-        return Drafting(self.depths.row(self._asked(request)), HEAD in drafters, proposers, guide)
+        drawn = request.sampling.seed is None and not request.sampling.greedy
+        return Drafting(self.depths.row(self._asked(request)), HEAD in drafters, proposers, guide, drawn)
 
     def _asked(self, request: Request) -> int | None:
         return None if request.depth is None else min(request.depth, self.limits.depth)

@@ -384,7 +384,7 @@ class Loop:
         if not result.cold:
             draft_s = 0.0 if result.cold_drafts else result.draft_s  # which then tells nothing
             self.controller.costs.record(kind, tokens, result.verify_s, steps, draft_s, bare, rows)
-        self.controller.record(kind, steps, bare)
+        self.controller.record(kind, rows, tokens, steps, bare)
         for answer in self._broken:
             self.end(answer, "fault", "the constraint could not be followed")
         self._broken.clear()

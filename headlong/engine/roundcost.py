@@ -23,6 +23,7 @@ HICCUP = 0.05  # seconds beside the backend that planning and writing never take
 SPEED_ROUNDS = 5  # the median of so many follows a slowdown at the third round and ignores two spikes
 STEADY_ROUNDS = 15  # the median of so many is taken while it differs
 STEADY = 0.05  # by less than this log
+OVER = 0.15  # log by which a round is faster than the median, once a slow moment is over: none is fast by accident
 FALL = 1.1  # most that a size may seem to cost over a larger one
 REDRAW = 0.01  # log change after which a table is drawn again
 SLOPE = 0.03  # one more token, in rounds of no tokens, before anything is known: little, so that drafting is tried
@@ -210,10 +211,10 @@ class Curve:
 
 def _never_falling(knots: Sequence[tuple[float, float]]) -> list[float]:
     """Levels of seconds and their weights. Neighbours that fall are pooled, each counting as much as its weight; one
-    far above a larger size that is known as well was a spike."""
+    far above a larger size that is known half as well was a spike."""
     pools: list[tuple[float, float, int]] = []
     for place, (seconds, weight) in enumerate(knots):
-        ceiling = min((FALL * other for other, known in knots[place:] if known >= weight), default=math.inf)
+        ceiling = min((FALL * other for other, known in knots[place:] if 2.0 * known >= weight), default=math.inf)
         level, mass, count = min(seconds, ceiling), max(weight, 0.1), 1
         while pools and pools[-1][0] > level:
             other, other_mass, other_count = pools.pop()
@@ -374,9 +375,12 @@ class RoundCosts:
             waits[waited] = _followed(waits.get(waited, 0.0), max(0.0, seconds) / self._speed)
 
     def _measured(self) -> float:
-        """The speed of the last rounds; of more of them, while it is steady."""
+        """The speed of the last rounds; of more of them, while it is steady. The first fast round ends a slow moment: what
+        is set against that for longer would seem far too cheap."""
         errors = [error for _, error in self._errors]
         now, steady = median(errors[-SPEED_ROUNDS:]), median(errors)
+        if errors[-1] < now - OVER:
+            return math.exp(errors[-1])
         return math.exp(steady if abs(steady - now) < STEADY else now)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What stands in every row's next window, and how many drafts the head is to leave for the one after."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import accumulate
 from math import log1p
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +24,7 @@ GRAMMAR = "grammar"
 NGRAM = "ngram"
 MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
 PATIENT = 8  # rows, for so many of which n-grams stay unasked for one round more when there were none
+PACE_ROUNDS = 16  # that a row's pace is the average of
 LONG = ", long match"  # added to a proposer's name: what it proposes then is judged apart
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
 
@@ -36,11 +37,11 @@ class Window(NamedTuple):
     verify: int
     draft: int  # drafts to leave for the next round
     given: tuple[int, ...] | None = None  # the drafts; None: those that the backend has
+    left: int = 0  # of them are the head's, whoever else has the same
     masks: "Callable[[], NDArray[np.int32]] | None" = None
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """Drafts that stand ready for a row."""
 
     drafter: str
@@ -48,12 +49,32 @@ class Offer:
     count: int
     given: tuple[int, ...] | None = None
     goes_on: bool = False  # the same drafter has more, so the head may rest
+    left: int = 0  # of them are the head's too
 
     def first(self, count: int) -> "Offer":
-        return self if count == self.count else replace(self, count=count, goes_on=False)
+        if count == self.count:
+            return self
+        return self._replace(count=count, goes_on=False) if count > self.left else _of_head(count, self.source)
 
 
 NOTHING = Offer("none", "none", 0)
+
+
+@cache
+def _of_head(count: int, source: str = HEAD) -> Offer:
+    return Offer(HEAD, source, count, left=count) if count else NOTHING
+
+
+class Pace:
+    """Tokens that a row's rounds give, of late."""
+
+    def __init__(self) -> None:
+        self.tokens = 1.0
+        self._rounds = 0
+
+    def take(self, tokens: int) -> None:
+        self._rounds = min(self._rounds + 1, PACE_ROUNDS)
+        self.tokens += (tokens - self.tokens) / self._rounds
 
 
 @dataclass
@@ -64,6 +85,8 @@ class Drafting:
     uses_head: bool = False
     proposers: Sequence[Proposer] = ()
     guide: "Guide | None" = None
+    drawn: bool = False  # by the rejection rule, which holds only if what was drawn does not decide who drafts
+    pace: Pace = field(default_factory=Pace)
     left: int = 0  # drafts that the head has left for the next window
     known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
 
@@ -86,20 +109,32 @@ class Drafting:
     def _offers(self, most: int, head_alone: bool) -> list[Offer]:
         if most <= 0:
             return []
-        offers = [Offer(HEAD, HEAD, self._valid(self.known, min(self.left, most)))] if self.left else []
+        count = min(self.left, most)
+        left = count if self.drawn else self._valid(self.known, count)
+        offers = [_of_head(left)]
         if head_alone:
             return offers
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:
             if self._speaks(proposer):
-                source = proposer.name + (LONG if proposer.matches(LONG_MATCH) else "")
-                offers.append(self._given(proposer.name, source, proposer.propose(2 * most), most))
+                offers.append(self._proposed(proposer, most, left))
         return offers
 
-    def _given(self, drafter: str, source: str, tokens: tuple[int, ...], most: int) -> Offer:
+    def _proposed(self, proposer: Proposer, most: int, left: int) -> Offer:
+        """Where an n-gram and the head differ the head is right two times in three; where they agree, what the n-gram
+        has after the head's drafts is nearly always right."""
+        source = proposer.name + (LONG if proposer.matches(LONG_MATCH) else "")
+        tokens = proposer.propose(2 * most)
+        if self.drawn or not left or proposer.name != NGRAM:
+            return self._given(proposer.name, source, tokens, most)
+        return self._given(proposer.name, source, tokens, most, left) if tokens[:left] == self.known[:left] else NOTHING
+
+    def _given(self, drafter: str, source: str, tokens: tuple[int, ...], most: int, left: int = 0) -> Offer:
         count = self._valid(tokens, min(len(tokens), most))
-        return Offer(drafter, source, count, tokens[:count], goes_on=count == most < len(tokens))
+        if count <= left:
+            return NOTHING
+        return Offer(drafter, source, count, tokens[:count], count == most < len(tokens), left)
 
     def _valid(self, tokens: Sequence[int], count: int) -> int:
         """How many of the first drafts the grammar allows."""
@@ -135,7 +170,8 @@ class Drafting:
         """The first drafts of an offer. Masks are computed when asked for, while the target runs."""
         given = None if offer.given is None else offer.given[:verify]
         masks = partial(self._masks, self.guide, verify, given) if self.guide else None
-        return Window(offer.drafter if verify else NOTHING.drafter, offer.source, verify, draft, given, masks)
+        drafter = offer.drafter if verify else NOTHING.drafter
+        return Window(drafter, offer.source, verify, draft, given, offer.left, masks)
 
     def _masks(self, guide: "Guide", verify: int, given: tuple[int, ...] | None) -> "NDArray[np.int32]":
         """By now the head's drafts are known, if they were not yet when the window was planned."""
@@ -144,8 +180,12 @@ class Drafting:
     def take(self, kept: Kept, window: Window, tokens: Sequence[int]) -> None:
         """Learn what a round kept; `tokens` are those of it that became text, an end token included."""
         self.left, self.known = len(kept.left), kept.left
-        if window.verify:
-            self.depth.record(window.source, window.verify, len(kept.tokens) - 1)
+        accepted = len(kept.tokens) - 1
+        self.pace.take(len(kept.tokens))
+        if window.left:
+            self.depth.record(HEAD, window.left, min(accepted, window.left))
+        if window.verify and window.source != HEAD:
+            self.depth.record(window.source, window.verify, accepted)
         if self.guide:
             self.guide.accept(tokens)
         for proposer in self.proposers:
@@ -171,8 +211,7 @@ class Windows:
 
     def expected(self, job: "Job", window: Window) -> Offer:
         """What there will be to verify when a round with this window, which is under way, has ended."""
-        count = min(window.draft, self._most(job))
-        return Offer(HEAD, HEAD, count) if count else NOTHING
+        return _of_head(max(0, min(window.draft, self._most(job))))
 
     def foreseeable(self, flying: "Sequence[tuple[Job, Window]]", kind: str) -> bool:
         """Whether the head fills the windows after those under way: it alone can, or what others have ready is not
@@ -204,8 +243,9 @@ class Windows:
         if asked and all(offer.given is None and job.drafting.patient for job, offer in offered):
             self._unasked = len(offered) // PATIENT
         offered = self._worthwhile(offered, kind)
+        rests = self._rests(offered)
         for job, offer in offered:
-            job.drafting.depth.cap = self._cap(job, offer, job.reach + offer.count + 1, job.remaining - 2)
+            job.drafting.depth.cap = 0 if rests else self._cap(job, job.reach + offer.count + 1, job.remaining - 2)
         draft = self.controller.plan([job.drafting.depth for job, _ in offered], kind)
         self._bare = self.controller.anchors
         return [
@@ -219,19 +259,20 @@ class Windows:
         The head's drafts were planned and made with the others'; all of them are verified.
         """
         counts = [offer.count for _, offer in offered]
-        gains = []  # in the log of a row's tokens, for each further draft
+        gains = []  # of each further draft, in rounds of its row as they usually are
         for place, (job, offer) in enumerate(offered):
             if offer.given is not None and job.drafting.depth.asked is None:
-                gives = [log1p(tokens) for tokens in accumulate(job.drafting.reach(offer), initial=0.0)]
-                gains += [(after - before, place) for before, after in pairwise(gives)]
-                counts[place] = 0
+                reach = job.drafting.reach(offer)
+                usual = max(job.drafting.pace.tokens, 1.0 + sum(reach[: offer.left]))
+                gains += [(tokens / usual, place) for tokens in reach[offer.left :]]
+                counts[place] = offer.left
         if not gains:
             return offered
         gains.sort(key=itemgetter(0), reverse=True)  # a row's own become ever less, so they stay in their order
         sizes = self.limits.sizes.growing(counts, [place for _, place in gains])
-        logs = list(accumulate((gain for gain, _ in gains), initial=0.0))
+        gained = list(accumulate((gain for gain, _ in gains), initial=0.0))
         bystanders = any(job.drafting.depth.asked == 0 for job, _ in offered)
-        best = self.controller.best_of(kind, len(offered), sizes, logs, bystanders)
+        best = self.controller.best_of(kind, len(offered), sizes, gained, bystanders)
         self._refused = 0 if best else self._refused + 1
         self._unasked = min(self._refused, MOST_UNASKED)
         for _, place in gains[:best]:
@@ -245,12 +286,14 @@ class Windows:
         # than drafts outside of them, which the host launches step by step.
         if drafting.guide or self.limits.sizes.padded:
             return 0
-        drafting.depth.cap = self._cap(job, NOTHING, job.prefill_end, job.max_tokens - 1)
+        drafting.depth.cap = self._cap(job, job.prefill_end, job.max_tokens - 1)
         return self.controller.plan([*(each.drafting.depth for each in running), drafting.depth], kind)[-1]
 
-    def _cap(self, job: "Job", offer: Offer, written: int, wanted: int) -> int:
+    def _rests(self, offered: "Sequence[tuple[Job, Offer]]") -> bool:
+        """Whether the head has nothing to do, since others have enough for every row. For some rows alone it would save
+        next to nothing, and where rounds are padded nothing at all."""
+        return not self.limits.sizes.padded and all(offer.goes_on for job, offer in offered if job.drafting.uses_head)
+
+    def _cap(self, job: "Job", written: int, wanted: int) -> int:
         """Most drafts that the head may leave after position `written` - 1; its cache stays inside the context too."""
-        rests = offer.goes_on and not self.limits.sizes.padded  # there it would save nothing
-        if not job.drafting.uses_head or rests:
-            return 0
-        return max(0, min(wanted, self.limits.context - written))
+        return max(0, min(wanted, self.limits.context - written)) if job.drafting.uses_head else 0

@@ -85,7 +85,7 @@ class Simulation:
                 kept += 1
             if count:
                 row.record(HEAD, count, kept)
-        self.controller.record("plain", steps, woken)
+        self.controller.record("plain", rows, size, steps, woken)
         self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
         self.left = draft
         return self.gives(verify), verify_s + draft_s

@@ -79,7 +79,7 @@ def test_rounds_that_others_draft_for_are_at_times_plain_too(bare):
     for _ in range(200):
         draft = simulation.controller.plan(simulation.rows, "plain")
         asked += simulation.controller.anchors
-        simulation.controller.record("plain", simulation.sizes.steps(draft), bare)
+        simulation.controller.record("plain", 4, 4, simulation.sizes.steps(draft), bare)
     assert bool(asked) is not bare
 
 
@@ -309,10 +309,10 @@ def test_the_best_of_some_rounds():
     """Drafts that are kept half of the time: all are worth it for one row, none where sixteen fill the machine."""
     simulation = Simulation("cpu", [0.5] * 16)
     simulation.run(300)
-    logs = [0.0, *(math.log(1 + 0.5 * drafts) for drafts in (1, 2, 3))]
-    assert DepthController(RoundCosts(), 8).best_of("plain", 1, [1, 2, 3, 4], logs) == 3  # nothing is known yet
-    assert simulation.controller.best_of("plain", 1, [1, 2, 3, 4], logs) == 3
-    assert simulation.controller.best_of("plain", 16, [16, 17, 18, 19], logs) == 0
+    gained = [0.0, 0.5, 1.0, 1.5]
+    assert DepthController(RoundCosts(), 8).best_of("plain", 1, [1, 2, 3, 4], gained) == 3  # nothing is known yet
+    assert simulation.controller.best_of("plain", 1, [1, 2, 3, 4], gained) == 3
+    assert simulation.controller.best_of("plain", 16, [16, 17, 18, 19], gained) == 0
 
 
 def test_it_says_why():

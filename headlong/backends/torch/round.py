@@ -91,6 +91,7 @@ class Rounds:
         rows, device = cache.rows, cache.device
         self.length = torch.zeros(rows, dtype=torch.long, device=device)
         self.windows = torch.zeros(rows, MAX_WIDTH, dtype=torch.long, device=device)
+        self._windows = self.windows.numpy() if self.windows.is_cpu else None  # writing to it takes a tenth of the time
         self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
         self.follows = [True] * rows
         self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
@@ -167,12 +168,14 @@ class Rounds:
     def _place_given(self, plan: Sequence[RowPlan]) -> None:
         """Drafts that came from the host take the place of those left here, and were proposed with certainty."""
         for row in plan:
-            if row.drafts:
-                drafts = torch.tensor(row.drafts, device=self.cache.device)
-                self.windows[row.row, 1 : 1 + len(drafts)] = drafts
-                if self.chain.rules[row.row] is Rule.REJECTION:
-                    certain = torch.nn.functional.one_hot(drafts, self.chain.vocab)
-                    self._room_for_probs()[row.row, : len(drafts)] = certain.float()
+            if row.drafts and self._windows is not None:
+                self._windows[row.row, 1 : 1 + len(row.drafts)] = row.drafts
+            elif row.drafts:
+                self.windows[row.row, 1 : 1 + len(row.drafts)] = torch.tensor(row.drafts, device=self.cache.device)
+            if row.drafts and self.chain.rules[row.row] is Rule.REJECTION:
+                drafts = self.windows[row.row, 1 : 1 + len(row.drafts)]
+                certain = torch.nn.functional.one_hot(drafts, self.chain.vocab)
+                self._room_for_probs()[row.row, : len(drafts)] = certain.float()
 
     def _place_masks(self, plan: Sequence[RowPlan]) -> None:
         for row in plan:
