@@ -77,22 +77,22 @@ def draw(target, head, sampling, depth, count, draws=DRAWS, first_seed=0):
     return np.array([text[:count] for text in texts])
 
 
-def table_rounds(target, head, sampling, rows, first_seed=0):
+def table_rounds(target, head, sampling, rows, first_seed=0, masked=False):
     """Rounds of the table model, every row with the prompt in and a seed of its own."""
     vocab, cpu = len(target), torch.device("cpu")
     limits = Limits(rows, 64, 64, 64, 1, vocab, 8, "mtp", "")
     model = Table(target, None if head is None else Table(head))
     cache = Cache(model.cache_shape, limits, torch.float32, cpu)
-    chain = _same_for_all(Chain(1, vocab, cpu), sampling, rows, first_seed)
+    chain = _same_for_all(Chain(1, vocab, cpu), sampling, rows, first_seed, masked)
     drafter = HeadDrafter(model.head, cache, chain) if model.head else Guess({}, vocab)
     rounds = Rounds(model, cache, chain, drafter)
     rounds.windows[:, 0] = FIRST
     return rounds
 
 
-def _same_for_all(chain, sampling, rows, first_seed):
+def _same_for_all(chain, sampling, rows, first_seed, masked):
     """One row's parameters given to every row, each with a seed of its own."""
-    chain.start(Start(0, [FIRST], sampling, 0))
+    chain.start(Start(0, [FIRST], sampling, 0, masked=masked))
     for name, value in vars(chain).items():
         if isinstance(value, torch.Tensor):
             setattr(chain, name, value.repeat(rows, *[1] * (value.dim() - 1)))
@@ -244,6 +244,29 @@ def _first_draft_kept(target, head):
         rounds.model.table = target
         results = rounds.run([RowPlan(row, 1, 0) for row in range(DRAWS)]).result().kept
     return sum(len(kept.tokens) == 2 for kept in results) / DRAWS
+
+
+@pytest.mark.parametrize(("cut", "fair"), [(False, True), (True, False)])
+def test_what_a_constraint_forbids_is_drafted_and_rejected(cut, fair):
+    """Windows that end before the first forbidden draft would draw from p where the rule wants what p has above q."""
+    target, head = tables(8, "near")
+    allowed, sampling = np.array([[0b01101101]], np.int32), Sampling(temperature=1.0)
+    masks, left, texts = np.repeat(allowed, 3, 0), [()] * DRAWS, [[] for _ in range(DRAWS)]
+    with torch.inference_mode():
+        rounds = table_rounds(target, head, sampling, DRAWS, masked=True)
+        while min(len(text) for text in texts) < 2:
+            counts = [_leading(drafts, allowed.item()) if cut else len(drafts) for drafts in left]
+            plan = [RowPlan(row, count, 2, masks=lambda: masks) for row, count in enumerate(counts)]
+            for kept in rounds.run(plan).result().kept:
+                texts[kept.row] += kept.tokens
+                left[kept.row] = kept.left
+    forbidden = torch.tensor([not allowed.item() >> token & 1 for token in range(8)])
+    exact = joint(target.masked_fill(forbidden, -torch.inf), sampling, 2)
+    assert (p_value(np.array([text[:2] for text in texts]), exact) > LEAST) is fair
+
+
+def _leading(drafts, allowed):
+    return next((place for place, token in enumerate(drafts) if not allowed >> token & 1), len(drafts))
 
 
 # --- rules that are wrong, which the test must catch -------------------------------------------------------------
