@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from headlong.cli.machine import about
 from headlong.cli.show import NOTHING, digits, new_table
-from headlong.engine.depth import HEAD, DepthController, RowDepth
+from headlong.engine.depth import DepthController, RowDepth
 from headlong.engine.request import Limits
 from headlong.engine.roundcost import KINDS, RoundCosts
+from headlong.engine.scene import HEAD
 from headlong.engine.tuning import batches, widths
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ Rows share every round, so one row's drafts cost all of them time. The best plan
 the rows' speeds: nobody is slowed for a neighbour who gains less than they lose, in proportion.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from math import exp, log1p
+from collections.abc import Sequence
+from math import exp
 from operator import is_
 from statistics import mode
 from typing import Any
@@ -15,9 +14,9 @@ from headlong.engine.acceptance import Acceptance
 from headlong.engine.loan import ENOUGH, Loan
 from headlong.engine.probe import FIRST_WAIT, REST, Probe
 from headlong.engine.request import RAGGED, Sizes
-from headlong.engine.roundcost import STRETCH, KindCosts, RoundCosts
+from headlong.engine.roundcost import STRETCH, RoundCosts
+from headlong.engine.scene import FAIR, HEAD, SHALLOW, WORTH, Scene
 
-HEAD = "mtp"
 # When depths change
 YOUNG = 16  # rounds after a change of rows in which depths are considered every second one; fewer with more rows
 FEW = 4  # rows, of which one more or less changes much
@@ -25,10 +24,7 @@ IDLE = 4  # rounds of rest for every four rows, while the best plan stands and n
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
-SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
-FAIR = 0.12  # gain for which any are made in every round beside rows that never have some
 UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pay: such sizes are seldom seen
-PARKED = 0.05  # gain for which some rows rest while others draft
 ROUND_GAIN = 0.1  # share of the newest round in what rounds take
 # What is tried though it looks worse
 BUDGET = 0.003  # share of time for it
@@ -38,8 +34,6 @@ FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which th
 SOON = 4  # rounds to one without drafts, while hardly any was seen
 FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # the same after a change; later, for each that is remembered
 FAR = 0.2  # share by which rounds without drafts are so much worse that none is looked at
-NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
-WORTH = 0.01  # share of a round that a size must promise to be tried
 LONGEST_LOOK = 64  # rounds from one look for something worth trying to the next
 
 
@@ -93,163 +87,6 @@ class RowDepth:
         return f"{which} is kept {100 * self.note[0]:.0f} % of the time and pays from {100 * self.note[1]:.0f} %"
 
 
-class Scene:
-    """One plan's numbers. A plan costs table[its drafts] + steps[its deepest row], at the machine's usual speed; where
-    rounds are padded, its drafts are those that it is run with."""
-
-    def __init__(
-        self, rows: Sequence[RowDepth], costs: RoundCosts, kind: str, depths: Sequence[int], sizes: Sizes
-    ) -> None:
-        deepest = max(depths)
-        self.depths = depths  # that may be chosen, the least first
-        self.auto = [row for row in rows if row.asked is None and row.cap > 0]
-        self.reach = [row.reach(HEAD, min(row.cap, deepest)) for row in self.auto]
-        fixed = [row.reach(HEAD, row.now) for row in rows if row.asked]
-        self.fixed_deepest = max(map(len, fixed), default=0)
-        self.rows = len(rows)
-        self.bystanders = any(row.asked == 0 for row in rows)  # who only lose by others' drafts
-        self.padded, self.run = sizes.padded, sizes.rows(len(rows))
-        self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
-        self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
-        self.rate = 0.0  # tokens a second of the best plan
-        self._price(costs.of(kind), deepest)
-
-    def _price(self, curves: KindCosts, deepest: int) -> None:
-        """A step's cost is taken as a line over the rows in it, so that only the number of drafts counts."""
-        self.curves = curves
-        one, every = curves.first.value(1), curves.first.value(self.run)
-        self.slope = 0.0 if self.padded or self.rows == 1 else (every - one) / (self.rows - 1)
-        most = self._drafts(sum(map(len, self.reach)), deepest)
-        self.verify = curves.verify_of(self.run)
-        verify = self.verify.table(self.size + most)
-        self.table = [verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
-        self.steps = self._steps(curves.further.value(self.run), deepest)
-
-    def _steps(self, further: float, deepest: int) -> list[float]:
-        """By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host."""
-        curves = self.curves
-        first = curves.host(bare=False) + curves.first.value(self.run) + self.slope * (self.size - 2 * self.rows)
-        further = max(0.0, further - self.slope * self.rows)
-        return [curves.host(bare=True) + curves.idle, *(first + further * step for step in range(deepest))]
-
-    def _drafts(self, drafts: int, depth: int) -> int:
-        """That a plan of so many drafts and its deepest row is run with."""
-        return self.run * (1 + max(depth, self.fixed_deepest)) - self.size if self.padded else drafts
-
-    # --- the best plan -------------------------------------------------------------------------------------------
-
-    def search(
-        self, reaches: Sequence[Sequence[float]], table: Sequence[float], depths: Sequence[int] | None = None
-    ) -> tuple[float, list[int]]:
-        """The rate of the best plan, and its depths: one for all, without the rows that would rather rest.
-
-        A depth for every row would promise more and give less: what is known of one row is mostly luck, and rounds
-        would come in many more sizes.
-        """
-        plain = table[self._drafts(0, 0)] + self.steps[self.fixed_deepest]
-        best = self._tokens(0.0) / plain, [0] * len(reaches)
-        gives = [[log1p(tokens) for tokens in accumulate(reach, initial=0.0)] for reach in reaches]
-        fell = 0
-        for depth in self.depths if depths is None else depths:
-            shares = [
-                (give[least] / least, least, row)
-                for row, give in enumerate(gives)
-                if (least := min(depth, len(give) - 1))
-            ]
-            rate, some = self._share(shares, depth, table)
-            fell = 0 if rate > best[0] else fell + 1
-            first = not any(best[1])
-            if rate > best[0] * (1.0 + (FAIR if first and self.bystanders else SHALLOW)):
-                best = rate, [min(depth, len(give) - 1) if row in some else 0 for row, give in enumerate(gives)]
-            if fell > 1:
-                break
-        return best
-
-    def _share(
-        self, shares: list[tuple[float, int, int]], depth: int, table: Sequence[float]
-    ) -> tuple[float, set[int]]:
-        """The rate and the rows of one depth's plan: all of them, unless the likeliest alone do clearly better."""
-        shares.sort(reverse=True)
-        logs, drafts, rates, steps = 0.0, 0, [0.0], self.steps[max(depth, self.fixed_deepest)]
-        for likely, count, _ in shares:
-            logs, drafts = logs + likely * count, drafts + count
-            rates.append(self._tokens(logs) / (table[self._drafts(drafts, depth)] + steps))
-        most = max(rates)
-        count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
-        return rates[count], {row for _, _, row in shares[:count]}
-
-    def hopes(self) -> Iterator[tuple[float, list[int]]]:
-        """The best plan if little-known sizes are cheap and positions good: its rate then, and its depths; and again if
-        sizes never seen are hoped for too."""
-        now = max(row.now for row in self.auto)
-        depths = self.depths[: sum(depth <= now for depth in self.depths) + NEARBY]
-        reaches = [
-            row.acceptance.hopeful(HEAD, min(len(reach), depths[-1]), row.now)
-            for row, reach in zip(self.auto, self.reach, strict=True)
-        ]
-        standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
-        for bold in (False, True):
-            least = self.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
-            table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
-            yield self.search(reaches, table, depths)
-
-    def lends(self, depths: Sequence[int]) -> bool:
-        """Whether nobody drafts for the sake of rows that never do, which lend some of their time instead."""
-        return self.bystanders and not any(depths)
-
-    def lent(self) -> tuple[float, int, float]:
-        """Of the depths that all could have, the one that gives most for what it costs: tokens more for each round that
-        it takes longer, that depth, and the rounds. Nobody drafts yet but who was told to."""
-        nobody, rows = self.cost([0] * len(self.auto)), len(self.auto)
-        found = []
-        for depth in self.depths:
-            depths = [min(depth, len(reach)) for reach in self.reach]
-            gives = exp(sum(log1p(sum(reach[:depth])) for reach in self.reach) / rows) - 1.0
-            price = max(WORTH, self.cost(depths) / nobody - 1.0)
-            found.append((gives / price, depth, price))
-        return max(found)
-
-    # --- any plan ------------------------------------------------------------------------------------------------
-
-    def _tokens(self, logs: float) -> float:
-        """A round's tokens, as if all rows gave as many: their geometric mean. `logs` are those of the auto rows."""
-        return self.rows * exp((self.logs + logs) / self.rows)
-
-    def cost(self, depths: Sequence[int]) -> float:
-        deepest = max(depths)
-        return self.table[self._drafts(sum(depths), deepest)] + self.steps[max(self.fixed_deepest, deepest)]
-
-    def gives(self, depths: Sequence[int]) -> float:
-        return self._tokens(sum(log1p(sum(reach[:depth])) for reach, depth in zip(self.reach, depths, strict=True)))
-
-    def more(self, depths: Sequence[int], rows: int) -> float:
-        """Seconds that one draft of so many more rows adds."""
-        drafts, deepest = sum(depths), max(depths)
-        after = min(self._drafts(drafts + rows, max(1, deepest)), len(self.table) - 1)
-        seconds = self.table[after] - self.table[self._drafts(drafts, deepest)]
-        if drafts or self.fixed_deepest:
-            return seconds
-        return seconds + self.steps[1] - self.steps[0]
-
-    def waking(self, depths: Sequence[int], rows: int) -> float:
-        """Seconds that the first step of so many rows takes longer, if nobody drafts at these depths."""
-        if any(depths) or self.fixed_deepest:
-            return 0.0
-        rows = self.run if self.padded else rows
-        return max(0.0, self.curves.waking.value(rows) - self.curves.first.value(rows))
-
-    def annotate(self, depths: Sequence[int]) -> None:
-        """Leave every row the reason of its depth."""
-        deepest = max(self.fixed_deepest, *depths)
-        drafts = min(self._drafts(sum(depths), deepest), len(self.table) - 2)
-        verifying = self.rate * (self.table[drafts + 1] - self.table[drafts]) * (self.run / self.rows)
-        for row, reach, depth in zip(self.auto, self.reach, depths, strict=True):
-            row.beside = self.bystanders
-            if depth < len(reach):
-                step = self.rate * (self.steps[depth + 1] - self.steps[depth]) if depth >= deepest else 0.0
-                row.note = reach[depth], verifying + step
-
-
 class DepthController:
     """Chooses all rows' depths together. Each round: plan, the round, then costs.record, record and row.record."""
 
@@ -274,6 +111,13 @@ class DepthController:
 
     def row(self, asked: int | None = None) -> RowDepth:
         return RowDepth(asked, self.deepest, self.acceptance)
+
+    def first(self, row: RowDepth, others: Sequence[RowDepth], kind: str) -> int:
+        """Drafts for a row's first round among others. Where these are many, depths are considered with that round."""
+        rows = [*others, row]
+        if not other_crowd(len(rows), len(others)) and self._welcome([each for each in rows if each.asked is None]):
+            return row.now
+        return self.plan(rows, kind)[-1]
 
     def plan(self, rows: Sequence[RowDepth], kind: str) -> list[int]:
         """Drafts that the head is to leave for each row's next round."""
@@ -307,7 +151,7 @@ class DepthController:
         """Rounds to the next consideration: more while the best plan stands, but to the next trial that is due."""
         if self._clock < self._young:
             return 2
-        usual = REST + scene.rows // REST
+        usual = REST + (1 if scene.padded else 2) * (scene.rows // REST)
         if scene.padded or self._drag or self._changed == self._clock:
             return usual
         longest = REST + IDLE * (scene.rows // REST)

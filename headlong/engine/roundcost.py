@@ -375,8 +375,8 @@ class RoundCosts:
             waits[waited] = _followed(waits.get(waited, 0.0), max(0.0, seconds) / self._speed)
 
     def _measured(self) -> float:
-        """The speed of the last rounds; of more of them, while it is steady. The first fast round ends a slow moment: what
-        is set against that for longer would seem far too cheap."""
+        """The speed of the last rounds; of more of them, while it is steady. The first fast round ends a slow moment:
+        sizes that are set against that for longer would seem far too cheap."""
         errors = [error for _, error in self._errors]
         now, steady = median(errors[-SPEED_ROUNDS:]), median(errors)
         if errors[-1] < now - OVER:

@@ -1,7 +1,7 @@
 """What stands in every row's next window, and how many drafts the head is to leave for the one after."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
 from math import log1p
@@ -41,7 +41,8 @@ class Window(NamedTuple):
     masks: "Callable[[], NDArray[np.int32]] | None" = None
 
 
-class Offer(NamedTuple):
+@dataclass(frozen=True)
+class Offer:
     """Drafts that stand ready for a row."""
 
     drafter: str
@@ -54,7 +55,7 @@ class Offer(NamedTuple):
     def first(self, count: int) -> "Offer":
         if count == self.count:
             return self
-        return self._replace(count=count, goes_on=False) if count > self.left else _of_head(count, self.source)
+        return replace(self, count=count, goes_on=False) if count > self.left else _of_head(count, self.source)
 
 
 NOTHING = Offer("none", "none", 0)
@@ -287,7 +288,7 @@ class Windows:
         if drafting.guide or self.limits.sizes.padded:
             return 0
         drafting.depth.cap = self._cap(job, job.prefill_end, job.max_tokens - 1)
-        return self.controller.plan([*(each.drafting.depth for each in running), drafting.depth], kind)[-1]
+        return self.controller.first(drafting.depth, [each.drafting.depth for each in running], kind)
 
     def _rests(self, offered: "Sequence[tuple[Job, Offer]]") -> bool:
         """Whether the head has nothing to do, since others have enough for every row. For some rows alone it would save

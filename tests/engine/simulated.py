@@ -5,9 +5,10 @@ import random
 from itertools import pairwise
 from statistics import geometric_mean
 
-from headlong.engine.depth import HEAD, DepthController
+from headlong.engine.depth import DepthController
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import RoundCosts
+from headlong.engine.scene import HEAD
 
 CPU = ((1, 5.8), (4, 7.1), (8, 8.9), (16, 14.0), (32, 25.0), (72, 43.5))  # ms of passes over so many tokens
 

@@ -8,9 +8,11 @@ from statistics import mean
 
 import pytest
 
-from headlong.engine.depth import HEAD, PARKED, Acceptance, DepthController, RowDepth, Scene
+from headlong.engine.acceptance import Acceptance
+from headlong.engine.depth import DepthController, RowDepth
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import RoundCosts
+from headlong.engine.scene import HEAD, PARKED, Scene
 from tests.engine.simulated import H200, MACHINES, WIDTHS, Simulation, cpu, gpu
 
 CHANCES = (0.9, 0.7, 0.5, 0.2, 0.0)

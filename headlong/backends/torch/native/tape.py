@@ -195,6 +195,7 @@ class Family:
         elif (foretold := self._follow(sizes)) is None:
             self.known.append((sizes, notes))
             self.trusted = False
+            vars(self).pop("_mixture", None)
         else:
             self.trusted = torch.equal(foretold, notes.numbers)
             self.broken = not self.trusted
@@ -208,16 +209,21 @@ class Family:
         """The numbers of these sizes, if they are a mixture of known ones."""
         if not self.known:
             return None
-        points = torch.tensor([each for each, _ in self.known], dtype=torch.float64)
-        values = torch.stack([notes.numbers for _, notes in self.known])
-        target = torch.tensor(sizes, dtype=torch.float64) - points[0]
-        across = (points[1:] - points[0]).T
-        if not len(points[1:]):
-            return values[0] if not target.any() else None
-        shares = torch.linalg.lstsq(across, target[:, None], driver="gelsd").solution[:, 0]
+        first, across, inverse, rises = self._mixture
+        target = torch.tensor(sizes, dtype=torch.float64) - first
+        shares = inverse @ target
         if (across @ shares - target).abs().max() > 1e-6:
             return None
-        return values[0] + (shares @ (values[1:] - values[0]).double()).round().long()
+        return self.known[0][1].numbers + (shares @ rises).round().long()
+
+    @cached_property
+    def _mixture(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The first known sizes [S]; how the others differ from them, [S, K - 1], the inverse of that, and by how much
+        their numbers do, [K - 1, numbers]."""
+        points = torch.tensor([each for each, _ in self.known], dtype=torch.float64)
+        values = torch.stack([notes.numbers for _, notes in self.known])
+        across = (points[1:] - points[0]).T
+        return points[0], across, torch.linalg.pinv(across), (values[1:] - values[0]).double()
 
 
 class Tape:
