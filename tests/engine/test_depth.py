@@ -297,6 +297,17 @@ def test_a_new_row_starts_as_the_engine_knows_texts():
     assert simulation.rows[1].depth > 0
 
 
+@pytest.mark.parametrize(("rows", "considered"), [(1, True), (8, False)])
+def test_among_many_a_new_row_is_no_reason_to_consider_depths(rows, considered):
+    simulation = Simulation("cpu", [0.9] * rows)
+    simulation.run(100)
+    controller, row = simulation.controller, simulation.controller.row()
+    clock = controller._clock
+    controller.first(row, simulation.rows, "plain")
+    assert row.depth > 0
+    assert (controller._clock > clock) is considered
+
+
 def test_a_row_without_drafts_is_never_given_up():
     simulation = Simulation("cpu", [0.0])
     simulation.run(3000)

@@ -45,3 +45,15 @@ def test_a_slow_beginning_is_not_what_rest_costs():
     for seconds in (0.003, 0.00005, 0.00006):
         costs.record("plain", 8, 0.009, [], seconds)
     assert costs.draft("plain", []) == pytest.approx(0.00005, rel=0.1)
+
+
+def test_a_slow_moment_ends_with_its_first_fast_round():
+    """A fresh size that was set against the slow moment for longer would seem half as dear as it is."""
+    costs = RoundCosts()
+    for seconds in (*[0.005] * 30, *[0.010] * 3):
+        costs.record("plain", 4, seconds, [], 0.0, rows=4)
+    assert costs.verify("plain", 4, 4) == pytest.approx(0.010, rel=0.1)
+    costs.record("plain", 4, 0.005, [], 0.0, rows=4)
+    for _ in range(2):
+        costs.record("plain", 16, 0.012, [], 0.0, rows=4)
+    assert costs.verify("plain", 16, 4) == pytest.approx(0.012, rel=0.1)

@@ -329,6 +329,13 @@ def test_the_head_rests_while_a_proposer_has_more():
     assert sizes(plan(windows, job)) == (3, 3)
 
 
+def test_the_head_does_not_rest_for_some_rows_alone():
+    windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(20), "prediction"),))
+    _, other = make(depth=3, max_tokens=30)
+    planned = windows.plan([(each, windows.offer(each)) for each in (job, other)], "plain")
+    assert [sizes(window) for _, window in planned] == [(3, 3), (0, 3)]
+
+
 def test_where_rest_saves_nothing_the_head_goes_on_beside_a_proposer():
     windows, job = make(depth=3, max_tokens=30, proposers=(Says(range(20), "prediction"),))
     windows.limits = replace(windows.limits, sizes=Sizes((1, 2, 4)))
