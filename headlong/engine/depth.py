@@ -20,7 +20,7 @@ from headlong.engine.scene import FAIR, HEAD, SHALLOW, WORTH, Scene
 # When depths change
 YOUNG = 16  # rounds after a change of rows in which depths are considered every second one; fewer with more rows
 FEW = 4  # rows, of which one more or less changes much
-IDLE = 4  # rounds of rest for every four rows, while the best plan stands and nothing is to be tried
+IDLE = 8  # rounds of rest for every four rows, while the best plan stands and nothing is to be tried
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing

@@ -23,7 +23,7 @@ HEAD = "mtp"
 GRAMMAR = "grammar"
 NGRAM = "ngram"
 MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
-PATIENT = 8  # rows, for so many of which n-grams stay unasked for one round more when there were none
+PATIENT = 4  # rows, for so many of which n-grams stay unasked for one round more when there were none
 PACE_ROUNDS = 16  # that a row's pace is the average of
 LONG = ", long match"  # added to a proposer's name: what it proposes then is judged apart
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
@@ -167,6 +167,19 @@ class Drafting:
         """How likely each draft, with those before it, is to be kept."""
         return self.depth.reach(offer.source, offer.count)
 
+    def gains(self, offer: Offer, repaid: bool) -> list[float]:
+        """What each draft behind those that the head has too gives, in rounds as they usually are. Rows that have such
+        rounds in turn repay each other for longer ones; those who never have some are not, and a round's further tokens
+        are worth ever less."""
+        reach = self.reach(offer)
+        usual = max(self.pace.tokens, 1.0 + sum(reach[: offer.left]))
+        shares = [tokens / usual for tokens in reach[offer.left :]]
+        return (
+            shares
+            if repaid
+            else [log1p(after) - log1p(after - one) for one, after in zip(shares, accumulate(shares), strict=True)]
+        )
+
     def window(self, offer: Offer, verify: int, draft: int) -> Window:
         """The first drafts of an offer. Masks are computed when asked for, while the target runs."""
         given = None if offer.given is None else offer.given[:verify]
@@ -260,19 +273,17 @@ class Windows:
         The head's drafts were planned and made with the others'; all of them are verified.
         """
         counts = [offer.count for _, offer in offered]
+        bystanders = any(job.drafting.depth.asked == 0 for job, _ in offered)
         gains = []  # of each further draft, in rounds of its row as they usually are
         for place, (job, offer) in enumerate(offered):
             if offer.given is not None and job.drafting.depth.asked is None:
-                reach = job.drafting.reach(offer)
-                usual = max(job.drafting.pace.tokens, 1.0 + sum(reach[: offer.left]))
-                gains += [(tokens / usual, place) for tokens in reach[offer.left :]]
+                gains += [(gain, place) for gain in job.drafting.gains(offer, repaid=not bystanders)]
                 counts[place] = offer.left
         if not gains:
             return offered
         gains.sort(key=itemgetter(0), reverse=True)  # a row's own become ever less, so they stay in their order
         sizes = self.limits.sizes.growing(counts, [place for _, place in gains])
         gained = list(accumulate((gain for gain, _ in gains), initial=0.0))
-        bystanders = any(job.drafting.depth.asked == 0 for job, _ in offered)
         best = self.controller.best_of(kind, len(offered), sizes, gained, bystanders)
         self._refused = 0 if best else self._refused + 1
         self._unasked = min(self._refused, MOST_UNASKED)

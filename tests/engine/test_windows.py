@@ -268,7 +268,7 @@ def test_who_is_never_worth_it_is_asked_ever_less_often():
     assert set(waits[MOST_UNASKED:]) == {1 + MOST_UNASKED}
 
 
-@pytest.mark.parametrize(("rows", "every"), [(1, 1), (7, 1), (8, 2), (16, 3)])
+@pytest.mark.parametrize(("rows", "every"), [(1, 1), (3, 1), (4, 2), (8, 3), (16, 5)])
 @pytest.mark.parametrize("guide", [None, Allows(20)])
 def test_n_grams_of_many_rows_are_asked_for_less_often_while_there_are_none(rows, every, guide):
     """But not where a grammar may force tokens. Once there are some they are soon noticed."""
