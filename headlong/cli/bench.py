@@ -16,7 +16,7 @@ from headlong.cli.summary import count
 from headlong.engine.bench import Bench, Case, Mode, Plan
 from headlong.engine.figures import Report, report_of
 from headlong.engine.request import Request, Sampling
-from headlong.engine.windows import HEAD
+from headlong.engine.scene import HEAD
 from headlong.errors import Fault, UserError
 from headlong.settings import MAX_DEPTH, Settings
 

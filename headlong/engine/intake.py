@@ -11,10 +11,11 @@ from headlong.engine.answer import Answer
 from headlong.engine.depth import DepthController
 from headlong.engine.proposals import Ngram, Prediction, Proposer
 from headlong.engine.request import Constraint, Limits, Request, Sampling
+from headlong.engine.scene import HEAD
 from headlong.engine.scheduler import Job, pages_for
 from headlong.engine.stats import Counts, drafters_of, plain_reason
 from headlong.engine.totals import Totals
-from headlong.engine.windows import HEAD, Drafting
+from headlong.engine.windows import Drafting
 from headlong.errors import UserError
 from headlong.settings import Settings
 

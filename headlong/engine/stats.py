@@ -6,8 +6,9 @@ from itertools import chain, groupby, zip_longest
 from operator import itemgetter
 
 from headlong.engine.request import Limits, Request, RoundResult, Speculative, Timings
+from headlong.engine.scene import HEAD
 from headlong.engine.totals import Totals
-from headlong.engine.windows import HEAD, Window
+from headlong.engine.windows import Window
 from headlong.settings import Settings
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import log1p
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headlong.engine.depth import DepthController, RowDepth, other_crowd
 from headlong.engine.proposals import Proposer
 from headlong.engine.request import Kept, Limits
+from headlong.engine.scene import HEAD
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from headlong.engine.constraint import Guide
     from headlong.engine.scheduler import Job
 
-HEAD = "mtp"
 GRAMMAR = "grammar"
 NGRAM = "ngram"
 MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
@@ -174,11 +174,10 @@ class Drafting:
         reach = self.reach(offer)
         usual = max(self.pace.tokens, 1.0 + sum(reach[: offer.left]))
         shares = [tokens / usual for tokens in reach[offer.left :]]
-        return (
-            shares
-            if repaid
-            else [log1p(after) - log1p(after - one) for one, after in zip(shares, accumulate(shares), strict=True)]
-        )
+        if repaid:
+            return shares
+        logs = [log1p(all_so_far) for all_so_far in accumulate(shares, initial=0.0)]
+        return [after - before for before, after in pairwise(logs)]
 
     def window(self, offer: Offer, verify: int, draft: int) -> Window:
         """The first drafts of an offer. Masks are computed when asked for, while the target runs."""

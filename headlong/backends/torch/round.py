@@ -168,14 +168,16 @@ class Rounds:
     def _place_given(self, plan: Sequence[RowPlan]) -> None:
         """Drafts that came from the host take the place of those left here, and were proposed with certainty."""
         for row in plan:
-            if row.drafts and self._windows is not None:
-                self._windows[row.row, 1 : 1 + len(row.drafts)] = row.drafts
-            elif row.drafts:
-                self.windows[row.row, 1 : 1 + len(row.drafts)] = torch.tensor(row.drafts, device=self.cache.device)
-            if row.drafts and self.chain.rules[row.row] is Rule.REJECTION:
-                drafts = self.windows[row.row, 1 : 1 + len(row.drafts)]
-                certain = torch.nn.functional.one_hot(drafts, self.chain.vocab)
-                self._room_for_probs()[row.row, : len(drafts)] = certain.float()
+            if not row.drafts:
+                continue
+            places = slice(1, 1 + len(row.drafts))
+            if self._windows is not None:
+                self._windows[row.row, places] = row.drafts
+            else:
+                self.windows[row.row, places] = torch.tensor(row.drafts, device=self.cache.device)
+            if self.chain.rules[row.row] is Rule.REJECTION:
+                certain = torch.nn.functional.one_hot(self.windows[row.row, places], self.chain.vocab)
+                self._room_for_probs()[row.row, : len(row.drafts)] = certain.float()
 
     def _place_masks(self, plan: Sequence[RowPlan]) -> None:
         for row in plan:
