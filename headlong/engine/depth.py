@@ -97,10 +97,11 @@ class DepthController:
         self._depths = depths or range(1, deepest + 1)
         self._sizes = sizes
         self.acceptance = Acceptance()
-        self._rows: list[RowDepth] = []
+        self._rows: list[RowDepth] = []  # of the last round
+        self._crowd, self._same = 0, True  # how many they were when depths were last considered; whether they are those
         self._scene: Scene | None = None
         self._clock = self._planned = self._wake = self._young = 0  # rounds
-        self._drag = 0.0  # rounds lost by standing still
+        self._drag = self._lags = 0.0  # rounds lost by standing still, and of late by each round
         self._credit = FIRST_CREDIT  # rounds that may be lost by trying
         self._wait, self._look = FIRST_WAIT, 0
         self.anchors = False  # the plan made last is for a round without any drafts
@@ -115,7 +116,7 @@ class DepthController:
     def first(self, row: RowDepth, others: Sequence[RowDepth], kind: str) -> int:
         """Drafts for a row's first round among others. Where these are many, depths are considered with that round."""
         rows = [*others, row]
-        if not other_crowd(len(rows), len(others)) and self._welcome([each for each in rows if each.asked is None]):
+        if not other_crowd(len(rows), self._crowd) and self._welcome([each for each in rows if each.asked is None]):
             return row.now
         return self.plan(rows, kind)[-1]
 
@@ -127,8 +128,9 @@ class DepthController:
         if same and self._clock < self._wake and not self._loan.runs(self._clock):
             return [row.now for row in rows]
         auto = [row for row in rows if row.asked is None]
-        same_crowd = not other_crowd(len(rows), len(self._rows))
-        rests = self._clock < self._wake and same_crowd and self._welcome(auto)
+        if not same:
+            self._rows, self._same = list(rows), False
+        rests = self._clock < self._wake and not other_crowd(len(rows), self._crowd) and self._welcome(auto)
         if not any(row.cap > 0 for row in auto):
             rests, self._planned = True, self._clock  # nothing is saved up while nobody could try
         if self._loan.runs(self._clock):
@@ -136,10 +138,10 @@ class DepthController:
         if rests:
             return [row.now for row in rows]
         scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes)
-        depths = self._settle(scene, same)
+        depths = self._settle(scene)
         scene.annotate(depths)
         tried = self._borrow(scene, depths) or self._try(scene, depths)
-        self._rows, self._planned = list(rows), self._clock
+        self._planned, self._crowd, self._same = self._clock, len(rows), True
         self._wake = self._clock + self._rest(scene, depths)
         if tried is None:
             return [row.now for row in rows]
@@ -152,26 +154,29 @@ class DepthController:
         if self._clock < self._young:
             return 2
         usual = REST + (1 if scene.padded else 2) * (scene.rows // REST)
-        if scene.padded or self._drag or self._changed == self._clock:
+        if scene.padded or self._changed == self._clock:
             return usual
         longest = REST + IDLE * (scene.rows // REST)
+        if self._drag:
+            longest = min(longest, int((DRAG - self._drag) / max(self._lags, BUDGET)))
         if scene.lends(depths):
-            return longest
+            return max(usual, longest)
         due = [row.probe.due for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         return max(usual, min(longest, *(when - self._clock for when in (self._look, *due))))
 
-    def _settle(self, scene: Scene, same: bool) -> list[int]:
+    def _settle(self, scene: Scene) -> list[int]:
         """The standing depths, until what they lose against the best has added up."""
         scene.rate, depths = scene.search(scene.reach, scene.table)
         # Among many, one more or less changes little; unless rounds are padded, and it makes another shape.
-        if not same and (scene.padded or scene.rows < FEW):
+        if not self._same and (scene.padded or scene.rows < FEW):
             self._young = self._clock + YOUNG // scene.rows
         if self._welcome(scene.auto):
             standing = [row.now for row in scene.auto]
             gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0
             if scene.bystanders and any(standing) and not any(depths):
                 gain += FAIR  # which others' drafts must be worth, or end
-            self._drag = max(0.0, self._drag + (gain - DEAD_ZONE) * (self._clock - self._planned))
+            self._lags = gain - DEAD_ZONE
+            self._drag = max(0.0, self._drag + self._lags * (self._clock - self._planned))
             if self._drag < DRAG + scene.waking(standing, len(depths) - depths.count(0)) / scene.cost(standing):
                 return standing
         self._drag, self._wait = 0.0, FIRST_WAIT

@@ -102,19 +102,20 @@ class Drafting:
 
     def offer(self, most: int, head_alone: bool = False) -> Offer:
         """The drafts that are expected to give most tokens."""
-        offers = [offer for offer in self._offers(most, head_alone) if offer.count]
+        if most <= 0:
+            return NOTHING
+        count = min(self.left, most)
+        left = count if self.drawn else self._valid(self.known, count)
+        if head_alone:
+            return _of_head(left)
+        offers = [offer for offer in (_of_head(left), *self._others(most, left)) if offer.count]
         if len(offers) > 1:
             return max(offers, key=lambda each: sum(self.reach(each)))
         return offers[0] if offers else NOTHING
 
-    def _offers(self, most: int, head_alone: bool) -> list[Offer]:
-        if most <= 0:
-            return []
-        count = min(self.left, most)
-        left = count if self.drawn else self._valid(self.known, count)
-        offers = [_of_head(left)]
-        if head_alone:
-            return offers
+    def _others(self, most: int, left: int) -> list[Offer]:
+        """What stands ready beside so many drafts of the head."""
+        offers = []
         if self.guide:
             offers.append(self._given(GRAMMAR, GRAMMAR, self.guide.forced(2 * most), most))
         for proposer in self.proposers:
@@ -217,8 +218,9 @@ class Windows:
         self._bare = False  # the next round is to tell what one without drafts costs
 
     def offer(self, job: "Job") -> Offer:
-        drafting, head_alone = job.drafting, self._unasked > 0 and job.drafting.depth.asked is None
-        if not drafting.left and (head_alone or drafting.silent):
+        drafting = job.drafting
+        head_alone = (self._unasked and drafting.depth.asked is None) or drafting.silent
+        if head_alone and not drafting.left:
             return NOTHING
         return drafting.offer(self._most(job), head_alone)
 

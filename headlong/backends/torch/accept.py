@@ -10,6 +10,7 @@ from headlong.backends.torch.chain import Chain, Rule, Seen
 from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout, Part
 
@@ -100,7 +101,7 @@ def _keep_chosen(layout: Layout, window: Tensor, chosen: Tensor) -> Verdict:
         accepted = _leading((window[:, 1:] == mine[:, :-1]) & _drafted(layout))
         following = mine.gather(1, accepted[:, None])[:, 0]
         return Verdict(layout.unpad(_tokens(window, accepted, following)), accepted + 1)
-    verdict = Verdict(torch.empty_like(chosen), torch.empty_like(layout.index))
+    verdict = Verdict(fresh(chosen, *chosen.shape), fresh(chosen, len(layout.rows)))
     tensors = (verdict.tokens, verdict.kept, chosen, window, layout.offsets)
     lib.accept_coupled(*(t.data_ptr() for t in tensors), len(layout.rows))
     return verdict

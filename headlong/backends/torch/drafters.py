@@ -13,6 +13,7 @@ from headlong.backends.torch.chain import Chain, Rule, Seen
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best, best_word, last_kept
 from headlong.backends.torch.models.base import Head
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import BACKLOG, Backlog, Feed
@@ -154,7 +155,7 @@ class HeadDrafter:
     def _chain(self, depth: int, layout: Layout, *pairs: Tensor) -> tuple[Tensor]:
         """Pairs as `_feed` takes them -> the best tokens of so many steps, [depth, B]."""
         index, offsets, starts, counts, hidden, tokens = pairs
-        drafts = index.new_empty(depth, len(index))
+        drafts = fresh(index, depth, len(index))
         for j in range(depth):
             if j:
                 layout, starts, counts = _next(layout.at(index, offsets), starts, counts)
@@ -198,9 +199,10 @@ def _next(layout: Layout, starts: Tensor, counts: Tensor) -> tuple[Layout, Tenso
     if lib is None:
         ones = layout.ones(len(layout.rows))
         return ones, starts + counts, ones.sizes
-    ends, sizes, offsets = torch.empty_like(starts), torch.empty_like(starts), torch.empty_like(layout.offsets)
-    lib.go_on(*(t.data_ptr() for t in (ends, sizes, offsets, starts, counts)), len(starts))
-    grid = Grid((1,) * len(layout.rows), starts.device, offsets)
+    count = len(layout.rows)
+    ends, sizes, offsets = (fresh(starts, size) for size in (count, count, count + 1))
+    lib.go_on(*(t.data_ptr() for t in (ends, sizes, offsets, starts, counts)), count)
+    grid = Grid((1,) * count, starts.device, offsets)
     return Layout(layout.rows, grid, layout.index), ends, sizes
 
 

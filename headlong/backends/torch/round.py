@@ -17,6 +17,7 @@ from headlong.backends.torch.chain import Chain, Rule
 from headlong.backends.torch.drafters import Drafter
 from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.models.base import Model
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import Feed
@@ -224,7 +225,7 @@ class Rounds:
         elif lib is None:
             starts, window = self.length[layout.index], self.windows[layout.token_rows, layout.steps]
         else:
-            starts, window = torch.empty_like(layout.index), layout.index.new_empty(layout.tokens)
+            starts, window = fresh(layout.index, len(layout.rows)), fresh(layout.index, layout.tokens)
             tensors = (starts, window, layout.index, layout.offsets, self.length, self.windows)
             lib.read_windows(*(t.data_ptr() for t in tensors), len(starts), MAX_WIDTH)
         return starts, window

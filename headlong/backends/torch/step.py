@@ -17,6 +17,7 @@ from headlong.backends.torch.kernels.experts import Mixture, chunk_experts, wind
 from headlong.backends.torch.kernels.gated_delta import Delta, Kept
 from headlong.backends.torch.kernels.linear import Int8Weight, Weight, linear, linear_swiglu
 from headlong.backends.torch.kernels.norm import swiglu
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import Kernels, library
 from headlong.backends.torch.ragged import Layout
 
@@ -80,8 +81,8 @@ class Window:
         """Of a row the whole table is read, so that nothing depends on the host's knowledge of it."""
         cache, layout, index = self.cache, self.layout, self.layout.index
         batch, pages = len(index), cache.table.shape[1]
-        positions, write_pages = index.new_empty(layout.tokens), index.new_empty(layout.tokens)
-        read_pages, kept = index.new_empty(batch, pages), index.new_empty(batch)
+        positions, write_pages = fresh(index, layout.tokens), fresh(index, layout.tokens)
+        read_pages, kept = fresh(index, batch, pages), fresh(index, batch)
         tensors = (positions, write_pages, read_pages, kept, index, starts, layout.offsets)
         counted = None if counts is None else counts.data_ptr()
         cached = (cache.table.data_ptr(), cache.kept.data_ptr())

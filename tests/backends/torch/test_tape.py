@@ -144,6 +144,27 @@ def test_shapes_follow_from_others(kernels_only):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(
+    ("extra", "watches", "kept"), [(lambda x: x, 2, True), (lambda x: x.add_(1), 2, False), (torch.clone, 1, False)]
+)
+def test_each_row_of_kernels_is_watched_once(kernels_only, monkeypatch, extra, watches, kept):
+    """A pass through kernels that were not watched is kept only when it comes again, and does nothing else."""
+    watched, enter = [], tape._Watch.__enter__
+    monkeypatch.setattr(tape._Watch, "__enter__", lambda self: watched.append(self) or enter(self))
+
+    def function(rows, x):
+        x, y = kernels_only(rows, x)
+        return (x, extra(kernels_only(rows, y.view(1, 24))[1])) if len(x) == 1 else (x, y)
+
+    taped = Taped(function)
+    check(function, taped, [(rows, 24) for rows in (4, 7, 9, 12, 1)])
+    assert len(watched) == 1
+    check(function, taped, [(1, 24)] * 3)
+    assert len(watched) == watches
+    assert [key[0][0] for key, each in taped.tapes.items() if each] == [4, 7, 9, 12, 1][: 4 + kept]
+
+
+@torch.inference_mode()
 def test_what_is_taken_but_once_is_told(kernels_only):
     taped, found = Taped(kernels_only), []
     for rows in (5, 2, 9, 9, 3, 3):

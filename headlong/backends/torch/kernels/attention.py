@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, paged_attention, prompt_attention
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
@@ -65,7 +66,7 @@ def window_attention(pages: Pages, places: Places, q: Tensor, k: Tensor, v: Tens
     lib = library(pages.keys, q)
     if lib is None:
         return _reference(pages, places, q, k, v)
-    out = q.new_empty(q.shape)
+    out = fresh(q, *q.shape)
     where = _addresses(places.write_pages, places.positions, places.layout.offsets, places.read_pages)
     lib.attend(pages.native(q.shape[1]), *_native(out, q, k, v), *where, places.read_pages.shape[-1], len(q))
     return out
@@ -110,7 +111,7 @@ def chunk_attention(pages: Pages, stretch: Stretch, q: Tensor, k: Tensor, v: Ten
         return prompt_attention().chunk_attention(pages, stretch, q, k, v)
     table, lib = stretch.read_pages, library(pages.keys, q) if stretch.count is None else None
     if lib is not None:
-        out = q.new_empty(q.shape)
+        out = fresh(q, *q.shape)
         where = _addresses(None, stretch.positions, None, table)  # one row, whose table says where to write
         lib.attend(pages.native(q.shape[1]), *_native(out, q, k, v), *where, table.shape[-1], len(q))
         return out

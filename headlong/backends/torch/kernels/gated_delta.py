@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, prompt_recurrence, recurrence
 from headlong.backends.torch.kernels.norm import gated_rms_norm, l2_norm, sigmoid, silu, softplus
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
@@ -103,7 +104,7 @@ def window(delta: Delta, memory: Memory, projected: Tensor, kept: Kept, layout: 
     lib = library(projected, memory.inputs)
     if lib is None:
         return _window_reference(delta, memory, projected, kept, layout)
-    out = projected.new_empty(projected.shape[0], delta.heads * delta.value_dim)
+    out = fresh(projected, projected.shape[0], delta.heads * delta.value_dim)
     tensors = (t.data_ptr() for t in (out, projected, kept.rows, kept.counts, layout.offsets))
     lib.delta_window(memory.native(delta), *tensors, len(kept.rows), projected.stride(0))
     return out
@@ -193,7 +194,7 @@ def chunk(delta: Delta, memory: Memory, projected: Tensor, row: Tensor, count: T
     if lib is None:
         return _chunk_reference(delta, memory, projected, row, count)
     tokens = projected.shape[0]
-    out = projected.new_empty(tokens, delta.heads * delta.value_dim)
+    out = fresh(projected, tokens, delta.heads * delta.value_dim)
     tensors = (t.data_ptr() for t in (out, projected, row))
     lib.delta_chunk(memory.native(delta), *tensors, tokens, projected.stride(0))
     return out

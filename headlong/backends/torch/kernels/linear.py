@@ -8,6 +8,7 @@ from torch import Tensor
 from headlong.backends.torch.gpu.paths import fused, products
 from headlong.backends.torch.kernels.norm import swiglu
 from headlong.backends.torch.native import huge
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import Kernels, library
 
 HALF = {torch.float32: False, torch.bfloat16: True}  # types of weights that our kernels take
@@ -39,8 +40,9 @@ class Weight:
     def multiply(self, x: Tensor) -> Tensor:
         """Many rows in one call; with our own kernels each as if it were alone."""
         if self.native:
-            x, y = x.contiguous(), x.new_empty(len(x), self.out_features)
-            half, sizes = HALF[self.matrix.dtype], (len(x), self.in_features, self.out_features)
+            x, rows = x.contiguous(), x.shape[0]
+            y = fresh(x, rows, self.out_features)
+            half, sizes = HALF[self.matrix.dtype], (rows, self.in_features, self.out_features)
             self.native.linear(y.data_ptr(), x.data_ptr(), self.matrix.data_ptr(), half, *sizes)
             return y
         if self.packed:
@@ -142,7 +144,7 @@ class Int8Weight:
     def multiply(self, x: Tensor) -> Tensor:
         """x [N, in] -> [N, out], float32."""
         x, (rows, size) = x.contiguous(), x.shape
-        y = x.new_empty(rows, self.out_features)
+        y = fresh(x, rows, self.out_features)
         pointers = (t.data_ptr() for t in (y, x, self.packed, self.scales))
         self.lib.linear_int8(*pointers, rows, size, self.in_features, self.out_features)
         return y

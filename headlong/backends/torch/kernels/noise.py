@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, noises
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import Kernels, library
 
 WORD = 0xFFFFFFFF
@@ -44,7 +45,7 @@ def gumbel(seed: Tensor, stream: int | Tensor, position: Tensor, vocab: int) -> 
 def _gumbel_native(lib: Kernels, seed: Tensor, stream: int | Tensor, position: Tensor, vocab: int) -> Tensor:
     """The same words; their logarithms may differ in the last bits, as between any two devices."""
     streams = stream.flatten() if isinstance(stream, Tensor) else torch.full_like(seed, stream)
-    y = torch.empty(*position.shape, vocab, dtype=torch.float32)
+    y = fresh(position, *position.shape, vocab, dtype=torch.float32)
     tensors = (y, seed.contiguous(), streams.contiguous(), position.contiguous())
     lib.gumbel(*(t.data_ptr() for t in tensors), *position.shape, vocab)
     return y

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, norms
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 
 
@@ -20,7 +21,7 @@ def add_norm(x: Tensor, add: Tensor | None, weight: Tensor, eps: float) -> tuple
     if lib is None:
         x = x if add is None else x + add
         return x, rms_norm(x, weight, eps)
-    x, y = x.contiguous(), torch.empty_like(x)
+    x, y = x.contiguous(), fresh(x, *x.shape)
     added = None if add is None else add.data_ptr()
     lib.add_norm(y.data_ptr(), x.data_ptr(), added, weight.data_ptr(), x.shape[0], x.shape[1], eps)
     return x, y
@@ -40,7 +41,7 @@ def pair_norm(first: Tensor, second: Tensor, weight: Tensor, eps: float) -> Tens
     if lib is None:
         return rms_norm(torch.stack([first, second], 1), weight, eps).flatten(1)
     first, second, (rows, size) = first.contiguous(), second.contiguous(), first.shape
-    y = first.new_empty(rows, 2 * size)
+    y = fresh(first, rows, 2 * size)
     lib.pair_norm(*(t.data_ptr() for t in (y, first, second, weight)), rows, size, eps)
     return y
 
@@ -73,7 +74,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    y = gate_up.new_empty(rows, size)
+    y = fresh(gate_up, rows, size)
     lib.swiglu(y.data_ptr(), gate_up.data_ptr(), rows, size)
     return y
 
@@ -85,7 +86,7 @@ def gated(x: Tensor, gate: Tensor) -> Tensor:
     lib = library(x)
     if lib is None:
         return x * sigmoid(gate)
-    y = torch.empty_like(x)
+    y = fresh(x, *x.shape)
     lib.gate(y.data_ptr(), x.data_ptr(), gate.data_ptr(), x.shape[0], x.shape[1], gate.stride(0))
     return y
 

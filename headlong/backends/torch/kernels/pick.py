@@ -5,6 +5,7 @@ from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, places
 from headlong.backends.torch.kernels.linear import HALF, Weight
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 
 
@@ -17,7 +18,7 @@ def best(scores: Tensor) -> Tensor:
     if lib is None:
         return scores.argmax(-1)
     scores = scores.contiguous()
-    tokens = torch.empty(scores.shape[:-1], dtype=torch.long)
+    tokens = fresh(scores, *scores.shape[:-1], dtype=torch.long)
     lib.best(tokens.data_ptr(), scores.data_ptr(), tokens.numel(), scores.shape[-1])
     return tokens
 
@@ -48,7 +49,7 @@ def embed(table: Tensor | Weight, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         rows, size, lib = table, table.shape[1], library() if table.is_cpu and table.dtype in HALF else None
     if lib is None:
         return rows[tokens].to(dtype)
-    y = torch.empty(len(tokens), size, dtype=torch.float32)
+    y = fresh(tokens, len(tokens), size, dtype=torch.float32)
     lib.embed(y.data_ptr(), rows.data_ptr(), packed, HALF[rows.dtype], tokens.data_ptr(), len(tokens), size)
     return y.to(dtype)
 
@@ -61,6 +62,6 @@ def last_kept(x: Tensor, offsets: Tensor, kept: Tensor) -> Tensor:
     lib = library(x)
     if lib is None:
         return x[offsets[:-1] + kept - 1]
-    x, y = x.contiguous(), x.new_empty(len(kept), x.shape[1])
+    x, y = x.contiguous(), fresh(x, len(kept), x.shape[1])
     lib.last_kept(*(t.data_ptr() for t in (y, x, offsets, kept)), *y.shape)
     return y

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from headlong.backends.torch.gpu.paths import fused, norms
 from headlong.backends.torch.kernels.norm import rms_norm
+from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 
 
@@ -25,7 +26,7 @@ class Rope:
         if lib is None:
             return self._turn(rms_norm(x.unflatten(-1, weight.shape), weight, eps), positions)
         (heads, dim), rows = weight.shape, x.shape[0]
-        y = x.new_empty(rows, heads, dim)
+        y = fresh(x, rows, heads, dim)
         pointers = (t.data_ptr() for t in (y, x, weight, self.cos, self.sin, positions))
         lib.norm_rope(*pointers, rows, heads, dim, self.rotary, x.stride(0), eps)
         return y

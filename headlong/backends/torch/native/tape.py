@@ -5,6 +5,7 @@ calls are given follows from the sizes in a straight line: from a few passes tha
 are known, once a recording has been foretold by others to the last bit.
 """
 
+import contextlib
 import ctypes
 import math
 from collections import defaultdict
@@ -18,13 +19,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from headlong.backends.torch.native.arena import MOST_BYTES, Arena, filling
 from headlong.backends.torch.native.library import Calls, Kernels, library, recorded
 from headlong.backends.torch.ragged import Layout
 
-MOST_BYTES = 1 << 27  # of one pass; one with more is long, and its Python a small part of it
 MOST_TAPES = 512
 WORTH_IT = 6  # calls of a shape that does not follow from others; recording one costs as much as ten replays save
-ALIGNED = 64  # bytes
 
 Pass = Callable[..., tuple[Tensor, ...]]
 Key = tuple[torch.Size, ...]
@@ -33,9 +33,11 @@ Key = tuple[torch.Size, ...]
 class Taped:
     """A function of a layout and tensors. Called again with such shapes, it repeats its kernels on the same memory.
 
-    What it returns is overwritten by the next call. It may make tensors, view them and call kernels; if it does
+    What it returns is overwritten by the next call. It may make fresh tensors, view them and call kernels; if it does
     anything else, or there are no kernels, every call is an ordinary one. Where there are kernels, it must not depend
-    on the layout's rows and widths but through tensors, nor on sizes but by which of them are equal or one.
+    on the layout's rows and widths but through tensors, nor on sizes but by which of them are equal or one, and what
+    else it does must follow from which kernels it calls: only the first pass through each row of kernels is watched,
+    which takes several times as long.
     """
 
     def __init__(self, function: Pass, beside: "Taped | None" = None) -> None:
@@ -44,6 +46,7 @@ class Taped:
         self.tapes: dict[Key, Tape | None] = {}
         self.families: dict[tuple[int, ...], Family] = defaultdict(Family)
         self.calls: dict[Key, int] = {}  # of shapes without a tape
+        self.watched: list[list[tuple[int, int]]] = []  # the kernels of passes that do nothing else
         self.once_s = 0.0  # of the last call: what others of its shape will not take; infinite if that is not known
         # Apart: what a pass is given may be what the one before it returned.
         self.given: Arena = beside.given if beside else Arena()
@@ -71,25 +74,36 @@ class Taped:
             self._keep(key, tape)
             self.once_s = perf_counter() - started
             return tape.play(tensors)
-        self.calls[key] = self.calls.get(key, 0) + 1
-        self.once_s = math.inf if self.calls[key] in (1, WORTH_IT) else 0.0  # the memory is new, or it is recorded
-        if family.broken and self.calls[key] < WORTH_IT:
+        calls = self.calls[key] = self.calls.get(key, 0) + 1
+        if family.broken and calls < WORTH_IT:
+            self.once_s = math.inf if calls == 1 else 0.0  # the memory is new
             return self.function(layout, *tensors)
-        outputs, notes = self._record(layout, tensors)
+        self.once_s = math.inf
+        watch = family.broken or family.strange or not self.watched
+        outputs, notes = self._record(layout, tensors, watch)
+        if notes and notes.kernels not in self.watched:
+            if not watch:
+                family.strange = True
+                return outputs
+            self.watched.append(notes.kernels)
+        family.strange = False
         del self.calls[key]
         family.learn(sizes, notes)
         self._keep(key, Tape(lib, notes, (self.given.slab, self.work.slab)) if notes and notes.fits else None)
         return outputs
 
-    def _record(self, layout: Layout, tensors: tuple[Tensor, ...]) -> "tuple[tuple[Tensor, ...], Notes | None]":
+    def _record(
+        self, layout: Layout, tensors: tuple[Tensor, ...], watch: bool
+    ) -> "tuple[tuple[Tensor, ...], Notes | None]":
         """Make a pass and take notes; none, if more than kernels were called."""
         self.given.used = self.work.used = 0
         inputs = [self.given.empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in tensors]
-        with recorded() as calls, _Watch(self.work) as watch:
+        watcher = _Watch()
+        with filling(self.work), recorded() as calls, watcher if watch else contextlib.nullcontext():
             outputs = self.function(layout, *inputs)
         arenas = self.given, self.work
         places = [place for tensor in (*inputs, *outputs) if (place := Place.of(tensor, arenas))]
-        if not calls or not watch.only_kernels or len(places) < len(inputs) + len(outputs):
+        if not calls or not watcher.only_kernels or len(places) < len(inputs) + len(outputs):
             return outputs, None
         return outputs, Notes.of(calls, places, len(inputs), [arena.used for arena in arenas])
 
@@ -104,28 +118,6 @@ def _alike(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(-1 if size == 1 else sizes.index(size) for size in sizes)
 
 
-class Arena:
-    """Memory that all tapes of a function share, since one plays at a time; a pass takes it from the front.
-
-    Lines of a tensor take whole blocks, so that where the next one stands follows from the sizes in a straight line.
-    What was never used takes none of the machine's memory.
-    """
-
-    def __init__(self) -> None:
-        self.used = 0
-
-    @cached_property
-    def slab(self) -> Tensor:
-        return torch.empty(MOST_BYTES, dtype=torch.uint8)
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        first, nbytes, lines = self.used, math.prod(shape) * dtype.itemsize, shape[0] if shape else 1
-        self.used += -(-nbytes // max(1, lines * ALIGNED)) * ALIGNED * lines
-        if self.used > len(self.slab):
-            return torch.empty(shape, dtype=dtype)
-        return self.slab[first : first + nbytes].view(dtype).view(shape)
-
-
 @dataclass(frozen=True)
 class Place:
     """A tensor in one of the arenas."""
@@ -137,8 +129,8 @@ class Place:
     @staticmethod
     def of(tensor: Tensor, arenas: Sequence[Arena]) -> "Place | None":
         for number, arena in enumerate(arenas):
-            first = tensor.data_ptr() - arena.slab.data_ptr()
-            if 0 <= first < len(arena.slab):
+            first = tensor.data_ptr() - arena.first
+            if 0 <= first < MOST_BYTES:
                 numbers = [first // tensor.dtype.itemsize, *tensor.shape, *tensor.stride()]
                 return Place(number, tensor.dtype, numbers)
         return None
@@ -185,6 +177,7 @@ class Family:
     known: list[tuple[list[int], Notes]] = field(default_factory=list)  # recorded; none follows from the others
     trusted: bool = False  # a recording was foretold by them
     broken: bool = False  # one was not
+    strange: bool = False  # its last recording called other kernels than passes that were watched
 
     def learn(self, sizes: list[int], notes: Notes | None) -> None:
         """Take a recording: it tells of sizes that did not follow from others, or whether they do."""
@@ -251,25 +244,20 @@ class Tape:
 
 
 class _Watch(TorchFunctionMode):
-    """Makes the tensors that are asked for in an arena, and notices every operation that a tape would not repeat.
+    """Notices every operation that a tape would not repeat.
 
     It looks at calls from Python: a mode below those would see more, but importing it takes longer than a load.
     """
 
-    MAKERS = frozenset(("empty", "new_empty", "empty_like"))
     VIEWS = frozenset(("view", "flatten", "unflatten", "split", "__getitem__", "contiguous", "float", "to", "__get__"))
     QUESTIONS = frozenset(("data_ptr", "stride", "numel", "__len__"))
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.arena = arena
         self.only_kernels = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__
-        if name in self.MAKERS:
-            like = func(*args, **{**(kwargs or {}), "device": "meta"})
-            return self.arena.empty(like.shape, like.dtype)
         out = func(*args, **(kwargs or {}))
         if not (name in self.QUESTIONS or (name in self.VIEWS and _is_part(out, args[0]))):
             self.only_kernels = False
