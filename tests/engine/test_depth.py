@@ -296,13 +296,13 @@ def test_a_new_row_starts_as_the_engine_knows_texts():
     assert simulation.rows[1].depth > 0
 
 
-@pytest.mark.parametrize(("rows", "considered"), [(1, True), (8, False)])
-def test_among_many_a_new_row_is_no_reason_to_consider_depths(rows, considered):
+@pytest.mark.parametrize(("rows", "gone", "considered"), [(1, 0, True), (1, 1, True), (3, 1, False), (8, 0, False)])
+def test_who_comes_among_many_or_for_another_is_no_reason_to_consider_depths(rows, gone, considered):
     simulation = Simulation("cpu", [0.9] * rows)
     simulation.run(100)
     controller, row = simulation.controller, simulation.controller.row()
     clock = controller._clock
-    controller.first(row, simulation.rows, "plain")
+    controller.first(row, simulation.rows[gone:], "plain")
     assert row.depth > 0
     assert (controller._clock > clock) is considered
 
