@@ -156,7 +156,8 @@ class DepthController:
         usual = REST + (1 if scene.padded else 2) * (scene.rows // REST)
         if scene.padded or self._changed == self._clock:
             return usual
-        longest = REST + IDLE * (scene.rows // REST)
+        # While nobody drafts nothing new is learnt, but by trials.
+        longest = REST + IDLE * (scene.rows // REST) if any(depths) or scene.rows < FEW else LONGEST_LOOK
         if self._drag:
             longest = min(longest, int((DRAG - self._drag) / max(self._lags, BUDGET)))
         if scene.lends(depths):

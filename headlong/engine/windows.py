@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GRAMMAR = "grammar"
 NGRAM = "ngram"
 MOST_UNASKED = 8  # rounds; as long as a text that is copied may wait to be noticed
-PATIENT = 4  # rows, for so many of which n-grams stay unasked for one round more when there were none
+PATIENT = 4  # rows, for so many of which n-grams stay unasked for one round more each time that there were none
 PACE_ROUNDS = 16  # that a row's pace is the average of
 LONG = ", long match"  # added to a proposer's name: what it proposes then is judged apart
 LONG_MATCH = 8  # tokens of the text that already followed what is proposed: such drafts are far more often right
@@ -214,6 +214,7 @@ class Windows:
         self.controller = controller
         self._rows = 0  # in the last round
         self._refused = 0  # times in a row that drafts beside the head's were not worth it
+        self._quiet = 0  # times in a row that nobody had any
         self._unasked = 0  # rounds for which nobody is asked for such drafts
         self._bare = False  # the next round is to tell what one without drafts costs
 
@@ -252,11 +253,13 @@ class Windows:
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         if other_crowd(len(offered), self._rows):
-            self._refused = self._unasked = 0
+            self._refused = self._quiet = self._unasked = 0
         asked = not self._unasked
         self._rows, self._unasked = len(offered), max(0, self._unasked - 1)
-        if asked and all(offer.given is None and job.drafting.patient for job, offer in offered):
-            self._unasked = len(offered) // PATIENT
+        if asked:
+            quiet = all(offer.given is None and job.drafting.patient for job, offer in offered)
+            self._quiet = self._quiet + 1 if quiet else 0
+            self._unasked = min(self._quiet * (len(offered) // PATIENT), MOST_UNASKED)
         offered = self._worthwhile(offered, kind)
         rests = self._rests(offered)
         for job, offer in offered:
