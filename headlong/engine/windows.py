@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, pairwise
 from math import log1p
 from operator import itemgetter
@@ -142,7 +142,7 @@ class Drafting:
         """How many of the first drafts the grammar allows."""
         return self.guide.valid(tokens[:count]) if self.guide and count else count
 
-    @property
+    @cached_property
     def patient(self) -> bool:
         """Whether nothing but n-grams may stand ready beside the head's drafts, and nobody asked for some."""
         return self.depth.asked is None and self.guide is None and self.foreseeable
@@ -214,16 +214,21 @@ class Windows:
         self.controller = controller
         self._rows = 0  # in the last round
         self._refused = 0  # times in a row that drafts beside the head's were not worth it
-        self._quiet = 0  # times in a row that nobody had any
         self._unasked = 0  # rounds for which nobody is asked for such drafts
+        self._quiet = 0  # times in a row that no patient row had any
+        self._unheard = 0  # rounds for which those are not asked
         self._bare = False  # the next round is to tell what one without drafts costs
 
     def offer(self, job: "Job") -> Offer:
         drafting = job.drafting
-        head_alone = (self._unasked and drafting.depth.asked is None) or drafting.silent
+        head_alone = self._passes_over(drafting) or drafting.silent
         if head_alone and not drafting.left:
             return NOTHING
         return drafting.offer(self._most(job), head_alone)
+
+    def _passes_over(self, drafting: Drafting) -> bool:
+        """Whether a row is not asked for drafts beside the head's just now."""
+        return (self._unasked > 0 and drafting.depth.asked is None) or (self._unheard > 0 and drafting.patient)
 
     def expected(self, job: "Job", window: Window) -> Offer:
         """What there will be to verify when a round with this window, which is under way, has ended."""
@@ -238,7 +243,10 @@ class Windows:
         if self._unasked or self._bare:
             return True
         most = [self._most(job) for job in jobs]
-        lost = [job.drafting.lost(count, now) for (job, now), count in zip(flying, most, strict=True)]
+        lost = [
+            0.0 if self._passes_over(job.drafting) else job.drafting.lost(count, now)
+            for (job, now), count in zip(flying, most, strict=True)
+        ]
         if not any(lost):
             return True
         soon = [now.draft for _, now in flying]
@@ -253,13 +261,9 @@ class Windows:
 
     def plan(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "list[tuple[Job, Window]]":
         if other_crowd(len(offered), self._rows):
-            self._refused = self._quiet = self._unasked = 0
-        asked = not self._unasked
+            self._refused = self._quiet = self._unasked = self._unheard = 0
         self._rows, self._unasked = len(offered), max(0, self._unasked - 1)
-        if asked:
-            quiet = all(offer.given is None and job.drafting.patient for job, offer in offered)
-            self._quiet = self._quiet + 1 if quiet else 0
-            self._unasked = min(self._quiet * (len(offered) // PATIENT), MOST_UNASKED)
+        self._listen(offered)
         offered = self._worthwhile(offered, kind)
         rests = self._rests(offered)
         for job, offer in offered:
@@ -270,6 +274,15 @@ class Windows:
             (job, job.drafting.window(offer, offer.count, leave))
             for (job, offer), leave in zip(offered, draft, strict=True)
         ]
+
+    def _listen(self, offered: "Sequence[tuple[Job, Offer]]") -> None:
+        """Rows that could only have n-grams are asked ever less often while none of them has any."""
+        if self._unheard:
+            self._unheard -= 1
+            return
+        quiet = all(offer.given is None for job, offer in offered if job.drafting.patient)
+        self._quiet = self._quiet + 1 if quiet else 0
+        self._unheard = min(self._quiet * (len(offered) // PATIENT), MOST_UNASKED)
 
     def _worthwhile(self, offered: "Sequence[tuple[Job, Offer]]", kind: str) -> "Sequence[tuple[Job, Offer]]":
         """Of the drafts that nobody planned or asked for, those that make rows faster, all taken together.

@@ -290,6 +290,20 @@ def test_n_grams_of_many_rows_are_asked_for_ever_less_often_while_there_are_none
     )
 
 
+def test_a_row_that_must_be_asked_makes_no_other_be_asked():
+    windows, _ = make(limits={"rows": 8, "context": 1000})
+    proposers, asked = [Says([], match=0) for _ in range(8)], []
+    for place, proposer in enumerate(proposers):
+        proposer.matches = lambda least, place=place: asked.append(place)
+    guides = [Allows(20)] + [None] * 7
+    drafting = [Drafting(windows.controller.row(), True, (p,), g) for p, g in zip(proposers, guides, strict=True)]
+    jobs = [Job(place, (1,) * 5, 900, each, length=4) for place, each in enumerate(drafting)]
+    for _ in range(60):
+        windows.plan([(job, windows.offer(job)) for job in jobs], "plain")
+    assert asked.count(0) > 40
+    assert all(0 < asked.count(place) < 15 for place in range(1, 8))
+
+
 def test_who_is_worth_it_or_was_asked_for_is_asked_every_round():
     assert rounds_asked(*asking(None, 0.0), 40) == [*range(40)]
     assert rounds_asked(*asking(4, 0.9), 40) == [*range(40)]
