@@ -103,6 +103,7 @@ class DepthController:
         self._clock = self._planned = self._wake = self._young = 0  # rounds
         self._drag = self._lags = 0.0  # rounds lost by standing still, and of late by each round
         self._credit = FIRST_CREDIT  # rounds that may be lost by trying
+        self._solvent = 0  # when that is enough for the next probe
         self._wait, self._look = FIRST_WAIT, 0
         self.anchors = False  # the plan made last is for a round without any drafts
         self._anchored = self._changed = 0  # when such a round was last had, and other depths
@@ -162,7 +163,7 @@ class DepthController:
             longest = min(longest, int((DRAG - self._drag) / max(self._lags, BUDGET)))
         if scene.lends(depths):
             return max(usual, longest)
-        due = [row.probe.due for row, depth in zip(scene.auto, depths, strict=True) if not depth]
+        due = [max(row.probe.due, self._solvent) for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         return max(usual, min(longest, *(when - self._clock for when in (self._look, *due))))
 
     def _settle(self, scene: Scene) -> list[int]:
@@ -236,6 +237,7 @@ class DepthController:
         alive = len(due) if turned else sum(row.probe.tried > 0 for row in due)
         for count in (alive, len(due) if scene.padded else 1) if due else ():
             price = self._price(scene, depths, count, hoped)
+            self._solvent = self._clock + int((price - self._credit) / BUDGET)
             if count and self._credit >= (price - DEBT if alive else price):
                 self._credit -= price
                 self._looked = False

@@ -10,7 +10,7 @@ from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 
-BACKLOG = 256  # most pairs of a row that wait: those of a row that never drafts again are never needed
+BACKLOG = 512  # most pairs of a row that wait: those of a row that never drafts again are never needed
 
 
 @dataclass(frozen=True)
