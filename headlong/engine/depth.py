@@ -51,6 +51,7 @@ class RowDepth:
         self.cap = self.most  # most drafts now; the engine lowers it near the end of a text
         self.acceptance = Acceptance(engine_wide)
         self.depth: int | None = None  # chosen last; None: not yet
+        self.late = 0  # tokens that the head takes in before it drafts again
         self.probe = Probe()
         self.note: tuple[float, float] | None = None  # one draft more: its reach, and from which on it pays
         self.beside = False  # such as never draft, who would lose by it
@@ -179,7 +180,7 @@ class DepthController:
                 gain += FAIR  # which others' drafts must be worth, or end
             self._lags = gain - DEAD_ZONE
             self._drag = max(0.0, self._drag + self._lags * (self._clock - self._planned))
-            if self._drag < DRAG + scene.waking(standing, len(depths) - depths.count(0)) / scene.cost(standing):
+            if self._drag < DRAG + scene.waking(standing, depths) / scene.cost(standing):
                 return standing
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
@@ -207,7 +208,7 @@ class DepthController:
             return None
         self._loan.earn(self._clock - self._planned)
         yields, depth, price = scene.lent()
-        waking = scene.waking(depths, len(depths)) / scene.cost(depths)
+        waking = scene.waking(depths, [depth] * len(depths)) / scene.cost(depths)
         paid = yields >= ENOUGH and self._loan.spend(self._clock, depth, price, waking)
         if not paid and not self._loan.look(self._clock):
             return None
@@ -221,7 +222,7 @@ class DepthController:
         cost, parked = scene.cost(depths), depths.count(0)
         needed = scene.rate * scene.more(depths, parked) / parked if parked else 1.0
         hoped = 2.0 / (1.0 + needed) - 1.0  # is gained if all drafts are kept
-        turned = self._conclude(scene, cost, parked * self._price(scene, depths, 1, hoped) / BUDGET)
+        turned = self._conclude(scene, depths, hoped)
         if any(row.probe.launched for row in scene.auto):
             return None
         if self._anchor(scene, depths, cost):
@@ -236,19 +237,24 @@ class DepthController:
         due.sort(key=lambda row: (not row.probe.tried, row.probe.due))
         alive = len(due) if turned else sum(row.probe.tried > 0 for row in due)
         for count in (alive, len(due) if scene.padded else 1) if due else ():
-            price = self._price(scene, depths, count, hoped)
+            trial = [1 if row in due[:count] else depth for row, depth in zip(scene.auto, depths, strict=True)]
+            price = self._price(scene, depths, trial, hoped)
             self._solvent = self._clock + int((price - self._credit) / BUDGET)
             if count and self._credit >= (price - DEBT if alive else price):
                 self._credit -= price
                 self._looked = False
                 for row in due[:count]:
                     row.probe.launch(self._clock, needed, row.reach(HEAD, 1)[0])
-                return [1 if row.probe.launched else depth for row, depth in zip(scene.auto, depths, strict=True)]
+                return trial
+        if due:
+            self._look = max(self._look, self._solvent)  # whose turn it is not before
+        elif hoped <= WORTH:
+            self._solvent = self._clock + LONGEST_LOOK
         return None
 
-    def _price(self, scene: Scene, depths: Sequence[int], rows: int, hoped: float) -> float:
-        """Rounds that a probe of so many rows is charged with: what it takes, and the more the less can come of it."""
-        takes = scene.more(depths, rows) + scene.waking(depths, rows)
+    def _price(self, scene: Scene, depths: Sequence[int], trial: Sequence[int], hoped: float) -> float:
+        """Rounds that a probe is charged with: what it takes, and the more the less can come of it."""
+        takes = scene.more(depths, sum(trial) - sum(depths)) + scene.waking(depths, trial)
         return takes / scene.cost(depths) * FULL_HOPE / min(max(hoped, WORTH), MOST_HOPE)
 
     def _anchor(self, scene: Scene, depths: Sequence[int], cost: float) -> bool:
@@ -270,16 +276,22 @@ class DepthController:
         self._anchored, self.anchors = self._clock, True
         return True
 
-    def _conclude(self, scene: Scene, cost: float, longest: float) -> bool:
+    def _conclude(self, scene: Scene, depths: Sequence[int], hoped: float) -> bool:
         """Take the outcome of probes; whether one tells that content has turned for the better."""
+        launched = [row for row in scene.auto if row.probe.launched]
+        if not launched:
+            return False
+        alone = [place for place, depth in enumerate(depths) if not depth]
+        trials = [[1 if place == one else depth for place, depth in enumerate(depths)] for one in alone]
+        longest = sum(self._price(scene, depths, trial, hoped) for trial in trials) / BUDGET
         turned = False
-        for row in scene.auto:
-            if row.probe.launched:
-                kept = row.probe.conclude(self._clock, longest)
-                self._credit += 0.0 if scene.bystanders else kept / (scene.rate * cost)  # who gain nothing by it
-                if row.probe.surprised:
-                    row.acceptance.begin(HEAD, row.probe.tried, row.probe.kept)
-                    turned = True
+        for row in launched:
+            kept = row.probe.conclude(self._clock, longest)
+            gained = kept / (scene.rate * scene.cost(depths))
+            self._credit += 0.0 if scene.bystanders else gained  # who gain nothing by it
+            if row.probe.surprised:
+                row.acceptance.begin(HEAD, row.probe.tried, row.probe.kept)
+                turned = True
         return turned
 
     def _look_around(self, scene: Scene, depths: list[int], cost: float) -> list[int] | None:
@@ -287,7 +299,7 @@ class DepthController:
         found = []
         for rate, other in scene.hopes():
             lost = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate)
-            price = (lost + scene.waking(depths, len(other) - other.count(0))) / cost
+            price = (lost + scene.waking(depths, other)) / cost
             if other != depths and rate > scene.rate * (1.0 + WORTH) and price <= max(CREDIT, self._credit):
                 found.append(((rate / scene.rate - 1.0) / (price + WORTH), price, other))
         if not found:
@@ -296,7 +308,8 @@ class DepthController:
             return None
         affordable = [one for one in found if one[1] <= self._credit]
         if not affordable:
-            self._look = self._clock + FIRST_WAIT
+            soon = FIRST_WAIT if scene.padded else int((min(one[1] for one in found) - self._credit) / BUDGET)
+            self._look = self._clock + max(FIRST_WAIT, min(soon, LONGEST_LOOK))
             return None
         _, price, other = max(affordable)
         self._credit -= price

@@ -382,7 +382,8 @@ class Loop:
         rows = self.limits.sizes.rows(len(parts))
         bare = _bare(parts)
         if not result.cold:
-            draft_s = 0.0 if result.cold_drafts else result.draft_s  # which then tells nothing
+            self.controller.costs.record_late(kind, result.late, result.late_s)
+            draft_s = 0.0 if result.cold_drafts else result.draft_s - result.late_s  # which then tells nothing
             self.controller.costs.record(kind, tokens, result.verify_s, steps, draft_s, bare, rows)
         self.controller.record(kind, rows, tokens, steps, bare)
         for answer in self._broken:

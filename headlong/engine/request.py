@@ -266,6 +266,7 @@ class Kept(NamedTuple):
     verified: int
     left: tuple[int, ...] = ()  # drafts left for the next round
     logprobs: tuple[Logprob, ...] = ()  # one a token, where they were asked for
+    late: int = 0  # tokens of it that the head has yet to take in, at most
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,8 @@ class RoundResult:
     cold: bool = False  # it took longer than the next ones like it will
     cold_drafts: bool = False  # its drafts did
     prompt_s: float = 0.0  # of the chunks since the round before, where a device runs them behind the host
+    late: int = 0  # tokens of earlier rounds that the head took in
+    late_s: float = 0.0  # that part of draft_s
 
 
 # --- engine to people --------------------------------------------------------------------------------------------

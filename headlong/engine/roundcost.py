@@ -32,6 +32,7 @@ STEP_SLOPE = 0.05  # one more row in it
 DOUBT = 0.3  # by which a size seen once, or never, may be cheaper than it seems
 LEAST_TRUST = 0.75  # rounds that count, when nothing was seen for long: more may have changed since
 NOISE = 0.08  # the same for the noise of one round
+MANY = 16  # tokens that the head takes in late and that tell what one of them costs
 
 
 def knots_to(most: int) -> list[int]:
@@ -233,7 +234,8 @@ class KindCosts:
         self.by_rows: dict[int, Curve] = {}  # the same of some rows, by their class: more rows cost more than few
         self.first = Curve(self._first_prior)  # a first step may cost more: it takes the round's true pairs too
         self.further = Curve(lambda rows: self.first.value(rows))
-        self.waking = Curve(lambda rows: self.first.value(rows))  # a first step after rest takes all pairs since then
+        self.waking = Curve(lambda rows: self.first.value(rows))  # a first step after rest
+        self.pair = 0.0  # a token that the head takes in later than in its own round
         self.idle = 0.0  # the drafting half of a round in which nobody drafts
         self.hosts: dict[bool, float] = {}  # what rounds with drafts, and without, take beside the backend
         self.waits: dict[bool, float] = {}  # that of rounds begun before the one before was known, and after it was
@@ -361,6 +363,12 @@ class RoundCosts:
             self._speed = self._measured()
         if draft_s > 0.0 or not steps:
             costs.record_draft(steps, draft_s / self._speed, woken)
+
+    def record_late(self, kind: str, tokens: int, seconds: float) -> None:
+        """Tokens that the head took in later than in their own rounds; few tell of the call, not of them."""
+        if tokens >= MANY:
+            costs = self._kinds[kind]
+            costs.pair = _followed(costs.pair, seconds / tokens / self._speed)
 
     def record_host(self, kind: str, seconds: float, bare: bool) -> None:
         """What a round took beside the backend, and whether it had nothing to verify."""

@@ -16,6 +16,7 @@ SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses 
 FAIR = 0.12  # gain for which any are made in every round beside rows that never have some
 PARKED = 0.05  # gain for which some rows rest while others draft
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
+LATE = 0.5  # share of what is taken in late that is charged to who needs it: in long texts it is taken in anyway
 WORTH = 0.01  # share of a round that a size must promise to be tried
 
 
@@ -157,12 +158,14 @@ class Scene:
             return seconds
         return seconds + self.steps[1] - self.steps[0]
 
-    def waking(self, depths: Sequence[int], rows: int) -> float:
-        """Seconds that the first step of so many rows takes longer, if nobody drafts at these depths."""
-        if any(depths) or self.fixed_deepest:
-            return 0.0
-        rows = self.run if self.padded else rows
-        return max(0.0, self.curves.waking.value(rows) - self.curves.first.value(rows))
+    def waking(self, depths: Sequence[int], others: Sequence[int]) -> float:
+        """Seconds that the first step takes longer, if these depths become others: some rows have rested."""
+        late = sum(row.late for row, now, then in zip(self.auto, depths, others, strict=True) if then and not now)
+        seconds = LATE * self.curves.pair * late
+        if any(depths) or self.fixed_deepest or not any(others):
+            return seconds
+        rows = self.run if self.padded else len(others) - others.count(0)
+        return seconds + max(0.0, self.curves.waking.value(rows) - self.curves.first.value(rows))
 
     def annotate(self, depths: Sequence[int]) -> None:
         """Leave every row the reason of its depth."""

@@ -193,7 +193,7 @@ class Drafting:
 
     def take(self, kept: Kept, window: Window, tokens: Sequence[int]) -> None:
         """Learn what a round kept; `tokens` are those of it that became text, an end token included."""
-        self.left, self.known = len(kept.left), kept.left
+        self.left, self.known, self.depth.late = len(kept.left), kept.left, kept.late
         accepted = len(kept.tokens) - 1
         self.pace.take(len(kept.tokens))
         if window.left:

@@ -41,6 +41,7 @@ def h200(tokens, rows):
 
 WAKING = {"cpu": (0.8, 0.003)}  # ms that drafting takes longer after long rest, and for each pair set aside
 LONG_REST = 8  # rounds
+BACKLOG = 512  # pairs of a row that wait at most
 
 MACHINES = {
     "cpu": (cpu, lambda rows: (0.5 + 0.3 * (rows - 1) / 7) / 1e3),
@@ -60,7 +61,6 @@ class Simulation:
         self.chances = list(chances)
         self.rows = [self.controller.row() for _ in chances]
         self.left = [0] * len(self.rows)
-        self.late = [0] * len(self.rows)  # pairs that the head has not seen yet
         self.random, self.slowness, self.changes = random.Random(seed), 1.0, 0
 
     def run(self, rounds):
@@ -78,27 +78,26 @@ class Simulation:
         size, steps = self.sizes.tokens(verify), self.sizes.steps(draft)
         verify_s, draft_s = self._seconds(size, steps)
         woken, rows = not any(verify), self.sizes.rows(len(self.rows))
-        draft_s += self._wake(draft) if woken else 0.0
-        self.controller.costs.record("plain", size, self._noisy(verify_s), steps, self._noisy(draft_s), woken, rows)
-        for row, chance, count in zip(self.rows, self.chances, verify, strict=True):
+        late = [row.late for row, drafts in zip(self.rows, draft, strict=True) if drafts or row.late >= BACKLOG]
+        draft_s += self.waking[0] * min(1.0, max(late, default=0) / LONG_REST) / 1e3 if woken and steps else 0.0
+        late_s = self.waking[1] * sum(late) / 1e3
+        costs, verified_s, noise = self.controller.costs, self._noisy(verify_s), self._noisy(1.0)
+        costs.record_late("plain", sum(late), late_s * noise)
+        costs.record("plain", size, verified_s, steps, draft_s * noise, woken, rows)
+        for row, chance, count, drafts in zip(self.rows, self.chances, verify, draft, strict=True):
             kept = 0
             while kept < count and self.random.random() < chance:
                 kept += 1
             if count:
                 row.record(HEAD, count, kept)
+            row.late = 0 if drafts else row.late % BACKLOG + 1 + kept
         self.controller.record("plain", rows, size, steps, woken)
         self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
         self.left = draft
-        return self.gives(verify), verify_s + draft_s
+        return self.gives(verify), verify_s + draft_s + late_s
 
     def _seconds(self, size, steps):
         return self.verify(size, self.sizes.rows(len(self.rows))), sum(map(self.step, steps))
-
-    def _wake(self, draft):
-        once, each = self.waking
-        taken = sum(pairs for pairs, drafts in zip(self.late, draft, strict=True) if drafts)
-        self.late = [0 if drafts else pairs + 1 for pairs, drafts in zip(self.late, draft, strict=True)]
-        return (once * min(1.0, taken / LONG_REST) + each * taken) / 1e3 if any(draft) else 0.0
 
     def _noisy(self, seconds):
         spike = self.random.uniform(2, 10) if self.random.random() < 0.015 else 1.0
@@ -108,10 +107,9 @@ class Simulation:
         self.rows.append(self.controller.row())
         self.chances.append(chance)
         self.left.append(0)
-        self.late.append(0)
 
     def go(self, index):
-        for held in (self.rows, self.chances, self.left, self.late):
+        for held in (self.rows, self.chances, self.left):
             del held[index]
 
     def gives(self, depths):

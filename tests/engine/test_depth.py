@@ -40,12 +40,12 @@ def test_it_finds_the_best_depth(machine, rows):
 @pytest.mark.parametrize(("rows", "wanted"), [(2, 0.985), (8, 0.97)])
 def test_rows_of_different_luck_have_different_depths(rows, wanted):
     shares, told = [], []
-    for seed in range(48):
+    for seed in range(24):
         simulation = Simulation("cpu", [0.95, 0.1] * (rows // 2), seed)
         simulation.run(500)
         best = max(simulation.planned([*pair] * (rows // 2)) for pair in product(range(9), repeat=2))
         apart, gave, took = 0, 0.0, 0.0
-        for _ in range(300):
+        for _ in range(1200):
             tokens, seconds = simulation.round()
             gave, took = gave + tokens, took + seconds
             lucky, others = simulation.left[::2], simulation.left[1::2]
@@ -53,8 +53,8 @@ def test_rows_of_different_luck_have_different_depths(rows, wanted):
         shares.append(gave / took / best)
         told.append(apart)
     # In the other rounds something is tried, or a bad row's few drafts were all kept by luck.
-    assert mean(told) >= 280, told
-    assert min(told) >= 240, told
+    assert mean(told) >= 1120, told
+    assert min(told) >= 960, told
     assert mean(shares) >= wanted, shares
 
 
@@ -169,11 +169,14 @@ def test_hopeless_drafts_cost_next_to_nothing(machine, rows, chance):
 
 @pytest.mark.parametrize(("machine", "rows"), [("cpu", 1), ("cpu", 4), ("gpu", 8)])
 def test_a_text_that_turns_good_is_noticed(machine, rows):
-    simulation = Simulation(machine, [0.05] * rows)
-    simulation.run(2000)
-    simulation.chances = [0.9] * rows
-    simulation.run(110)
-    assert simulation.run(100) >= 0.9 * simulation.best()
+    shares = []
+    for seed in range(8):
+        simulation = Simulation(machine, [0.05] * rows, seed)
+        simulation.run(2000)
+        simulation.chances = [0.9] * rows
+        simulation.run(110)
+        shares.append(simulation.run(100) / simulation.best())
+    assert mean(shares) >= 0.95, shares
 
 
 def test_texts_that_turn_again_and_again_are_followed():

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Protocol
 
 import torch
@@ -45,6 +46,9 @@ class Drafter(Protocol):
     def once_s(self) -> float:
         """What the last drafts took that the next such will not; infinite if that is not known."""
 
+    def caught_up(self) -> tuple[int, float]:
+        """Pairs that had waited and were taken in since the last call, and seconds of it."""
+
     def start(self, row: int, follows: bool) -> None:
         """Forget what a row was; whether it may ever draft."""
 
@@ -75,6 +79,7 @@ class HeadDrafter:
         self.feed = Taped(self._feed)
         self.chains = {depth: Taped(partial(self._chain, depth), beside=self.feed) for depth in range(1, MAX_DEPTH + 1)}
         self._once_s = 0.0
+        self._late, self._late_s = 0, 0.0
 
     def start(self, row: int, follows: bool) -> None:
         self.backlog.start(row, follows)
@@ -82,6 +87,10 @@ class HeadDrafter:
     @property
     def once_s(self) -> float:
         return self._once_s
+
+    def caught_up(self) -> tuple[int, float]:
+        late, self._late, self._late_s = (self._late, self._late_s), 0, 0.0
+        return late
 
     def prime(self, hidden: Tensor, tokens: Tensor, step: Prefill) -> None:
         self.head.learn(tokens)
@@ -95,8 +104,8 @@ class HeadDrafter:
             self.rest(feed.layout.rows, feed.layout.widths)
 
     def rest(self, rows: Sequence[int], widths: Sequence[int]) -> None:
-        self.backlog.count(rows, widths)
-        self._catch_up(rows, BACKLOG)
+        if self.backlog.count(rows, widths):
+            self._catch_up(rows, BACKLOG)
 
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         self._catch_up(feed.layout.rows, 1)
@@ -132,7 +141,10 @@ class HeadDrafter:
         """Feed what was set aside of those rows that have at least so many pairs."""
         late = tuple(row for row in rows if self.backlog.most[row] >= least)
         if late:
+            started = perf_counter()
+            self._late += sum(self.backlog.most[row] for row in late)
             self._take_in(self.backlog.take(late))
+            self._late_s += perf_counter() - started
 
     def _take_in(self, feed: Feed) -> None:
         self.head.remember(feed.hidden, feed.tokens, Window(self.cache, feed.layout, feed.starts, feed.kept))
@@ -218,6 +230,9 @@ class Right:
     shift = 0
     backlog: Backlog | None = None
     once_s = 0.0
+
+    def caught_up(self) -> tuple[int, float]:
+        return 0, 0.0
 
     def __init__(self, sequences: Mapping[int, Sequence[int]], vocab: int) -> None:
         self.sequences, self.vocab = sequences, vocab

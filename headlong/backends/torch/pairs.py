@@ -66,10 +66,12 @@ class Backlog:
         found = {"late": self.counts[row], "late ends": self.ends[row], "late tokens": self.tokens[row]}
         return found if self.hidden is None else {**found, "late hidden": self.hidden[row]}
 
-    def count(self, rows: Sequence[int], widths: Sequence[int]) -> None:
-        """The host's part of `put`, of the rows whose pairs are wanted."""
+    def count(self, rows: Sequence[int], widths: Sequence[int]) -> bool:
+        """The host's part of `put`, of the rows whose pairs are wanted; whether some row can have no more."""
+        most = self.most
         for row, width in zip(rows, widths, strict=True):
-            self.most[row] += width
+            most[row] += width
+        return max(most) >= BACKLOG
 
     def put(self, feed: Feed) -> None:
         """Set aside what is wanted of a round."""
@@ -92,6 +94,13 @@ class Backlog:
         self.tokens[places] = feed.tokens
         self.counts[rows] += feed.kept * self.wanted[rows]
         self.ends[rows] = feed.lengths
+
+    def amend(self, feed: Feed) -> None:
+        """Tell the last token of every row, which was not known when its pair was set aside."""
+        layout, rows = feed.layout, feed.layout.index
+        places = rows, (self.counts[rows] - 1).clamp(min=0)
+        newest = feed.tokens[layout.offsets[:-1] + feed.kept - 1]
+        self.tokens[places] = torch.where(self.wanted[rows] > 0, newest, self.tokens[places])
 
     def take(self, rows: tuple[int, ...]) -> Feed:
         """All that waits of these rows, each of which has some."""

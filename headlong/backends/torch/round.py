@@ -20,7 +20,7 @@ from headlong.backends.torch.models.base import Model
 from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.native.tape import Taped
-from headlong.backends.torch.pairs import Feed
+from headlong.backends.torch.pairs import Backlog, Feed
 from headlong.backends.torch.ragged import Layout
 from headlong.backends.torch.step import Prefill, Window
 from headlong.backends.torch.told import Told, tell
@@ -63,6 +63,8 @@ class RoundHandle:
     told: Mapping[int, Told]
     watch: Stopwatch
     once_s: tuple[float, float]  # what each half took that the next rounds like it will not
+    waiting: Sequence[int]  # pairs of each of all rows that the drafter has yet to take in
+    caught_up: tuple[int, float]  # those that it took in late, and seconds of it
 
     def result(self) -> RoundResult:
         tokens, results, first = self.verdict.tokens.tolist(), [], 0
@@ -70,13 +72,14 @@ class RoundHandle:
         for place, (row, count) in enumerate(zip(self.plan, self.verdict.kept.tolist(), strict=True)):
             left = tuple(proposed[place][: row.draft]) if row.draft else ()
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
-            results.append(Kept(row.row, tuple(tokens[first : first + count]), row.verify, left, logprobs))
+            results.append(Kept(row.row, tuple(tokens[first : first + count]), row.verify, left, logprobs, self.waiting[row.row]))
             first += 1 + row.verify
         verify_s, draft_s = self.watch.seconds()
         cold, cold_drafts = map(math.isinf, self.once_s)
         verify_s -= 0.0 if cold else self.once_s[0]
         draft_s -= 0.0 if cold_drafts else self.once_s[1]
-        return RoundResult(results, verify_s, draft_s, cold, cold_drafts)
+        late, late_s = self.caught_up
+        return RoundResult(results, verify_s, draft_s, cold, cold_drafts, late=late, late_s=late_s)
 
 
 class Rounds:
@@ -153,18 +156,21 @@ class Rounds:
             verdict = accept(Trial(layout, starts, window, logits, self.draft_probs, self.allowed), self.chain)
         feed = Feed(layout, starts, hidden, verdict.tokens, verdict.kept)
         if special:
-            self._commit(feed)
+            self._commit(feed, self.drafter.backlog if self.drafter and resting else None)
         self._count(feed)
         told = tell(layout, logits, verdict.tokens, self.logprobs)
         watch.mark()
         if self.drafter and resting:
-            self.drafter.rest([row for row, _ in resting], [width for _, width in resting])
+            self.drafter.rest(*resting)
         elif self.drafter:
             self._hand_on(feed, drafts)
         watch.mark()
         proposed = self.windows[layout.index, 1 : 1 + max(drafts)] if any(drafts) else None
         once_s = verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
-        return RoundHandle(plan, verdict, proposed, told, watch, once_s)
+        backlog = self.drafter.backlog if self.drafter else None
+        waiting = backlog.most if backlog else [0] * self.cache.rows
+        caught_up = self.drafter.caught_up() if self.drafter else (0, 0.0)
+        return RoundHandle(plan, verdict, proposed, told, watch, once_s, waiting, caught_up)
 
     def _place_given(self, plan: Sequence[RowPlan]) -> None:
         """Drafts that came from the host take the place of those left here, and were proposed with certainty."""
@@ -207,14 +213,18 @@ class Rounds:
         self.drafter.backlog.put(Feed(layout.at(*places[:2]), starts, hidden, tokens, kept))
         return found
 
-    def _resting(self, layout: Layout, drafts: Sequence[int]) -> list[tuple[int, int]]:
-        """Rows and widths of which pairs are to be set aside, where nobody drafts and best logits tell what is kept."""
+    def _resting(self, layout: Layout, drafts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Rows and widths of which pairs are to be set aside, where nobody drafts and it is known how many are kept:
+        best logits tell, or there is one of each."""
         backlog = self.drafter.backlog if self.drafter and not self.cache.spare else None
         if any(drafts) or backlog is None or backlog.hidden is None:  # the first pairs make room for all
-            return []
-        if not self.chain.all_best(layout.rows):
-            return []
-        return [pair for pair in zip(layout.rows, layout.widths, strict=True) if self.follows[pair[0]]]
+            return None
+        if layout.widest > 1 and not self.chain.all_best(layout.rows):
+            return None
+        places = [place for place, row in enumerate(layout.rows) if self.follows[row]]
+        if len(places) == len(layout.rows):
+            return layout.rows, layout.widths
+        return ([layout.rows[place] for place in places], [layout.widths[place] for place in places]) if places else None
 
     def _look_up(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Where the rows' windows start [B], and what they hold [N]."""
@@ -235,8 +245,9 @@ class Rounds:
         hidden = self.model(window, Window(self.cache, layout, starts, layout.counts))
         return hidden, self.model.logits(hidden)
 
-    def _commit(self, feed: Feed) -> None:
-        """Rows go on behind what they keep. To do it twice is to do it once."""
+    def _commit(self, feed: Feed, late: Backlog | None = None) -> None:
+        """Rows go on behind what they keep. To do it twice is to do it once; the second time tells the last tokens of
+        pairs set aside since the first."""
         layout, state = feed.layout, (self.length, self.windows, self.cache.kept)
         lib = library() if feed.kept.is_cpu else None
         if fused(feed.kept):
@@ -247,7 +258,10 @@ class Rounds:
             self.cache.kept[layout.index] = feed.kept
         else:
             tensors = (*state, layout.index, feed.starts, layout.offsets, feed.tokens, feed.kept)
-            lib.commit(*(t.data_ptr() for t in tensors), len(feed.kept), MAX_WIDTH)
+            waiting = (late.tokens.data_ptr(), late.counts.data_ptr(), late.room) if late else (None, None, 0)
+            lib.commit(*(t.data_ptr() for t in tensors), len(feed.kept), MAX_WIDTH, *waiting)
+        if late and lib is None:
+            late.amend(feed)
 
     def _count(self, feed: Feed) -> None:
         """What is known of a round beside where rows stand."""

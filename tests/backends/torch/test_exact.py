@@ -245,8 +245,8 @@ def uneven_pages(monkeypatch):
 def one_kept_too_few(monkeypatch):
     commit = Rounds._commit
 
-    def careless(self, feed):
-        commit(self, feed)
+    def careless(self, feed, *late):
+        commit(self, feed, *late)
         self.cache.kept[feed.layout.index] = (feed.kept - 1).clamp(min=1)
 
     monkeypatch.setattr(Rounds, "_commit", careless)
@@ -256,8 +256,8 @@ def all_kept(monkeypatch):
     """Recurrent states take in the whole window, rejected drafts included."""
     commit = Rounds._commit
 
-    def careless(self, feed):
-        commit(self, feed)
+    def careless(self, feed, *late):
+        commit(self, feed, *late)
         self.cache.kept[feed.layout.index] = feed.layout.sizes
 
     monkeypatch.setattr(Rounds, "_commit", careless)

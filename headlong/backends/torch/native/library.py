@@ -45,7 +45,7 @@ SIGNATURES = {
     "best": "ppll",
     "best_allowed": "ppppppllll",
     "accept_coupled": "pppppl",
-    "commit": "ppppppppll",
+    "commit": "ppppppppllppl",
     "leave_drafts": "ppplllll",
     "go_on": "pppppl",
     "set_aside": "ppppppppppplll",

@@ -182,6 +182,9 @@ typedef struct {
     int64_t *length, *windows, *all_kept;  /* of every row: [rows], [rows, width], [rows] */
     const int64_t *rows, *starts, *offsets, *tokens, *kept;
     long batch, width;
+    int64_t *late;         /* [rows, room]: tokens of pairs set aside, each row's last before it was known; or none */
+    const int64_t *waits;  /* [rows]: how many there are */
+    long room;
 } Commit;
 
 /* Rows go on behind what they keep: the last token of it is their newest. */
@@ -191,6 +194,7 @@ void commit(const Commit *a) {
         a->length[row] = a->starts[b] + kept;
         a->windows[row * a->width] = a->tokens[a->offsets[b] + kept - 1];
         a->all_kept[row] = kept;
+        if (a->late && a->waits[row]) a->late[row * a->room + a->waits[row] - 1] = a->windows[row * a->width];
     }
 }
 
