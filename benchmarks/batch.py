@@ -11,7 +11,8 @@ prefix   the first token after a repeated beginning of 1,024 tokens, against a c
 bad      random tokens at temperature 2: auto against plain
 
 Contenders take turns of a fifth of a second, so that the machine's moods are everybody's; ratios are made within an
-eighth of the turns and their medians told. One engine may be a percent or two faster than another of its kind, by where
+eighth of the turns and their medians told, with their doubt (the standard error of their mean) and beside those the
+ratio of all tokens: texts that begin and end together make an eighth slow or fast. One engine may be a percent or two faster than another of its kind, by where
 its memory lies, so every contender has several. The texts of a section must agree where the promise says so. The last
 line is one JSON object.
 """
@@ -36,6 +37,7 @@ from headlong.engine.intake import requests_from
 from headlong.engine.request import Output
 
 ROWS = (1, 2, 4, 8, 16)
+BAD_ROWS = (1, 4, 8)
 DEPTHS = (1, 2, 3, 4, 6, 8)
 TURN_S = 0.2
 GROUPS, WARM_GROUPS = 8, 2  # of turns
@@ -123,6 +125,11 @@ class Contender:
             for group in zip(*(lane.groups for lane in self.lanes), strict=True)
         ]
 
+    def rate(self, places: slice = slice(None)) -> float:
+        """The same, of all groups together."""
+        groups = [group for lane in self.lanes for group in lane.groups]
+        return sum(sum(tokens[places]) for tokens, _ in groups) / sum(seconds for _, seconds in groups)
+
 
 def race(
     named: Mapping[str, Sequence[Options]], prompts: Sequence[Sequence[int]], args: argparse.Namespace
@@ -162,6 +169,13 @@ def doubt(values: Mapping[str, Sequence[float]], one: str, other: str) -> float:
     return statistics.stdev(ratios) / len(ratios) ** 0.5
 
 
+def compare(lanes: Mapping[str, Contender], one: str, other: str, places: slice = slice(None)) -> dict[str, float]:
+    values = {name: lanes[name].rates(places) for name in (one, other)}
+    found = {"median": ratio(values, one, other), "doubt": doubt(values, one, other)}
+    found["all"] = lanes[one].rate(places) / lanes[other].rate(places)
+    return {name: round(value, 3) for name, value in found.items()}
+
+
 def to_best(values: Mapping[str, Sequence[float]], one: str) -> float:
     """Against the best of the others. Which that is, the other groups say: whoever is picked in the same one for being
     fastest was also lucky in it."""
@@ -178,7 +192,7 @@ def rows(args: argparse.Namespace) -> dict[str, Any]:
     base = {"max_tokens": args.tokens, "ignore_eos": True}
     named: dict[str, Options] = {"plain": {**base, "draft_kind": "none"}, "auto": base}
     named |= {f"depth {depth}": {**base, "draft_kind": "mtp", "depth": depth} for depth in args.depths}
-    for count in args.rows:
+    for count in args.rows or ROWS:
         with headlong.load() as engine:
             prompts = prompts_of(engine, max(4, 3 * count))
         lanes = race({name: [options] * count for name, options in named.items()}, prompts, args)
@@ -186,8 +200,8 @@ def rows(args: argparse.Namespace) -> dict[str, Any]:
         values = {name: lane.rates() for name, lane in lanes.items()}
         against = {name: round(ratio(values, name, "plain"), 3) for name in values}
         best = max((name for name in values if name != "auto"), key=lambda name: against[name])
-        mine = {"to_best": to_best(values, "auto"), "doubt": doubt(values, "auto", best)}
-        found[str(count)] = {name: round(value, 3) for name, value in mine.items()} | {"to_plain": against}
+        mine = {"to_best": round(to_best(values, "auto"), 3), f"to {best}": compare(lanes, "auto", best)}
+        found[str(count)] = mine | {"to_plain": against}
         print(f"{count:2} rows, auto: {found[str(count)]}", flush=True)
     return found
 
@@ -201,10 +215,8 @@ def mix(args: argparse.Namespace) -> dict[str, Any]:
     assert_same_texts(lanes)
     found = {}
     for side, places in (("plain rows", slice(0, None, 2)), ("other rows", slice(1, None, 2))):
-        values = {name: lane.rates(places) for name, lane in lanes.items()}
-        found[side] = round(ratio(values, "mixed", "plain"), 3)
-    values = {name: lane.rates() for name, lane in lanes.items()}
-    found["all rows, where all are auto"] = round(ratio(values, "auto", "plain"), 3)
+        found[side] = compare(lanes, "mixed", "plain", places)
+    found["all rows, where all are auto"] = compare(lanes, "auto", "plain")
     print(f"mix: speed against 8 plain rows: {found}", flush=True)
     return found
 
@@ -218,8 +230,7 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
     for kind in ("none", "auto"):
         one, other = ({**options, "draft_kind": kind} for options in (free, bound))
         lanes = race({"free": [one] * 8, "grammar": [one] * 7 + [other]}, prompts, args)
-        values = {name: lane.rates(slice(7)) for name, lane in lanes.items()}
-        found[kind] = round(ratio(values, "grammar", "free"), 3)
+        found[kind] = compare(lanes, "grammar", "free", slice(7))
     print(f"grammar: neighbours' speed against those of a free row: {found}", flush=True)
     return found
 
@@ -292,16 +303,15 @@ def first_tokens(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
 
 def bad(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
-    for count in (1, 4, 8):
+    for count in args.rows or BAD_ROWS:
         rng = random.Random(2)
         prompts = [[rng.randrange(16000) for _ in range(64)] for _ in range(3 * count)]
         for seed in (7, None):
             auto = {"max_tokens": 4 * args.tokens, "ignore_eos": True, "temperature": 2.0, "seed": seed}
             plain = {**auto, "draft_kind": "none"}
             lanes = race({"plain": [plain] * count, "auto": [auto] * count}, prompts, args)
-            values = {name: lane.rates() for name, lane in lanes.items()}
             name = f"{count} rows, {'unseeded' if seed is None else 'seeded'}"
-            found[name] = round(ratio(values, "auto", "plain"), 3)
+            found[name] = compare(lanes, "auto", "plain")
             print(f"bad: {name}: auto {found[name]} x plain", flush=True)
     return found
 
@@ -321,7 +331,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=2, help="of every contender; default: %(default)s")
     parser.add_argument("--repeat", type=int, default=5, help="of prompts and prefixes; default: %(default)s")
     parser.add_argument("--tokens", type=int, default=96, help="of a text; default: %(default)s")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="default: %(default)s")
+    parser.add_argument("--rows", type=int, nargs="+", help=f"default: {ROWS}, for bad {BAD_ROWS}")
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS, help="that are fixed; default: %(default)s")
     args = parser.parse_args()
     found: dict[str, Any] = {"machine": cpu_name()}

@@ -257,6 +257,24 @@ def test_rows_that_draft_seldom_draft_the_same(bench):
         assert turn not in turns or drafts[0] == drafts[1]
 
 
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_sampled_rows_that_all_draft_seldom_draft_the_same(bench):
+    """Their tokens are known only after their pairs were set aside, while nobody drafts."""
+    turns, drafts = (3, 4, 20, 56), []
+    for depth in (fixed(3), sometimes(*turns)):
+        driver = Driver(bench.open(rows=2))
+        samplings = Sampling(temperature=1.0), Sampling(temperature=1.0, seed=5)
+        for row, sampling in enumerate(samplings):
+            driver.start(row, Job(bench.prompt(18), sampling, seed=5, depth=depth, fewer=lambda turn, left: 0))
+            while driver.waiting(row):
+                driver.chunk(row)
+        for turn in range(58):
+            driver.round([0, 1])
+            if turn in turns:
+                drafts.append(driver.backend.rounds.windows[:, :4].tolist())
+    assert drafts[: len(turns)] == drafts[len(turns) :]
+
+
 @pytest.mark.parametrize("bench", ["dense-native-1", "dense-reference-1"], indirect=True)
 def test_a_row_used_again_has_nothing_set_aside(bench):
     job, memories = Job(bench.prompt(25), depth=sometimes(3)), []
