@@ -12,9 +12,9 @@ bad      random tokens at temperature 2: auto against plain
 
 Contenders take turns of a fifth of a second, so that the machine's moods are everybody's; ratios are made within an
 eighth of the turns and their medians told, with their doubt (the standard error of their mean) and beside those the
-ratio of all tokens: texts that begin and end together make an eighth slow or fast. One engine may be a percent or two faster than another of its kind, by where
-its memory lies, so every contender has several. The texts of a section must agree where the promise says so. The last
-line is one JSON object.
+ratio of all tokens: texts that begin and end together make an eighth slow or fast. One engine may be a percent or two
+faster than another of its kind, by where its memory lies, so every contender has several. The texts of a section must
+agree where the promise says so. The last line is one JSON object.
 """
 
 import argparse

@@ -61,6 +61,7 @@ class Simulation:
         self.chances = list(chances)
         self.rows = [self.controller.row() for _ in chances]
         self.left = [0] * len(self.rows)
+        self.late = [0] * len(self.rows)  # pairs that the head has not seen yet
         self.random, self.slowness, self.changes = random.Random(seed), 1.0, 0
 
     def run(self, rounds):
@@ -78,19 +79,19 @@ class Simulation:
         size, steps = self.sizes.tokens(verify), self.sizes.steps(draft)
         verify_s, draft_s = self._seconds(size, steps)
         woken, rows = not any(verify), self.sizes.rows(len(self.rows))
-        late = [row.late for row, drafts in zip(self.rows, draft, strict=True) if drafts or row.late >= BACKLOG]
+        late = [pairs for pairs, drafts in zip(self.late, draft, strict=True) if drafts or pairs >= BACKLOG]
         draft_s += self.waking[0] * min(1.0, max(late, default=0) / LONG_REST) / 1e3 if woken and steps else 0.0
         late_s = self.waking[1] * sum(late) / 1e3
         costs, verified_s, noise = self.controller.costs, self._noisy(verify_s), self._noisy(1.0)
         costs.record_late("plain", sum(late), late_s * noise)
         costs.record("plain", size, verified_s, steps, draft_s * noise, woken, rows)
-        for row, chance, count, drafts in zip(self.rows, self.chances, verify, draft, strict=True):
+        for place, (row, chance, count) in enumerate(zip(self.rows, self.chances, verify, strict=True)):
             kept = 0
             while kept < count and self.random.random() < chance:
                 kept += 1
             if count:
                 row.record(HEAD, count, kept)
-            row.late = 0 if drafts else row.late % BACKLOG + 1 + kept
+            row.late = self.late[place] = 0 if draft[place] else self.late[place] % BACKLOG + 1 + kept
         self.controller.record("plain", rows, size, steps, woken)
         self.changes += sum(before != row.depth for before, row in zip(chosen, self.rows, strict=True))
         self.left = draft
@@ -107,9 +108,10 @@ class Simulation:
         self.rows.append(self.controller.row())
         self.chances.append(chance)
         self.left.append(0)
+        self.late.append(0)
 
     def go(self, index):
-        for held in (self.rows, self.chances, self.left):
+        for held in (self.rows, self.chances, self.left, self.late):
             del held[index]
 
     def gives(self, depths):
@@ -158,7 +160,7 @@ class Shared(Simulation):
         for place, life in enumerate(self.lives):
             self.lives[place] = life - 1 if life else self._life()
             if not life:
-                self.rows[place], self.left[place] = self.controller.row(), 0
+                self.rows[place], self.left[place], self.late[place] = self.controller.row(), 0, 0
         return super().round()
 
 
@@ -173,6 +175,8 @@ class Told:
 
     def record(self, *_):
         pass
+
+    record_late = record
 
     def plan(self, rows, kind):
         return [self.depth] * len(rows)

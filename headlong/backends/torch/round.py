@@ -72,7 +72,8 @@ class RoundHandle:
         for place, (row, count) in enumerate(zip(self.plan, self.verdict.kept.tolist(), strict=True)):
             left = tuple(proposed[place][: row.draft]) if row.draft else ()
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
-            results.append(Kept(row.row, tuple(tokens[first : first + count]), row.verify, left, logprobs, self.waiting[row.row]))
+            kept = tuple(tokens[first : first + count])
+            results.append(Kept(row.row, kept, row.verify, left, logprobs, self.waiting[row.row]))
             first += 1 + row.verify
         verify_s, draft_s = self.watch.seconds()
         cold, cold_drafts = map(math.isinf, self.once_s)
@@ -221,10 +222,10 @@ class Rounds:
             return None
         if layout.widest > 1 and not self.chain.all_best(layout.rows):
             return None
-        places = [place for place, row in enumerate(layout.rows) if self.follows[row]]
-        if len(places) == len(layout.rows):
+        if all(self.follows[row] for row in layout.rows):
             return layout.rows, layout.widths
-        return ([layout.rows[place] for place in places], [layout.widths[place] for place in places]) if places else None
+        following = [pair for pair in zip(layout.rows, layout.widths, strict=True) if self.follows[pair[0]]]
+        return ([row for row, _ in following], [width for _, width in following]) if following else None
 
     def _look_up(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Where the rows' windows start [B], and what they hold [N]."""
