@@ -12,9 +12,9 @@ bad      random tokens at temperature 2: auto against plain
 
 Contenders take turns of a fifth of a second, so that the machine's moods are everybody's; ratios are made within an
 eighth of the turns and their medians told, with their doubt (the standard error of their mean) and beside those the
-ratio of all tokens: texts that begin and end together make an eighth slow or fast. One engine may be a percent or two
-faster than another of its kind, by where its memory lies, so every contender has several. The texts of a section must
-agree where the promise says so. The last line is one JSON object.
+ratio of all tokens. One engine may be a percent or two faster than another of its kind, by where its memory lies, so
+every contender has several. The texts of a section must agree where the promise says so. The last line is one JSON
+object.
 """
 
 import argparse
@@ -97,7 +97,7 @@ class Lane:
             while self.free:
                 place, number = self.free.pop(), len(self.texts)
                 self.texts.append(None)
-                request = requests_from(self.prompts[number % len(self.prompts)], dict(self.places[place]))[0]
+                request = requests_from(self.prompts[number % len(self.prompts)], self._options(place, number))[0]
                 self.running[self.engine.submit(request)] = place, number
             for one in self.engine.step():
                 place, number = self.running[one.index]
@@ -106,6 +106,11 @@ class Lane:
                     self.texts[number] = self.engine.output(one.index).tokens
                     self.free.append(place)
         self.groups[-1] = tokens, seconds + time.perf_counter() - started
+
+    def _options(self, place: int, number: int) -> dict[str, Any]:
+        """The first texts are of all lengths, or rows would end together, and wait together for all new prompts."""
+        options, count = dict(self.places[place]), len(self.places)
+        return options | {"max_tokens": -(-options["max_tokens"] * min(number + 1, count) // count)}
 
     def close(self) -> None:
         self.groups = self.groups[WARM_GROUPS:]
