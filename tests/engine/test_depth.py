@@ -11,7 +11,7 @@ from headlong.engine.acceptance import Acceptance
 from headlong.engine.depth import DepthController, RowDepth
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import RoundCosts
-from headlong.engine.scene import HEAD, PARKED, Scene
+from headlong.engine.scene import HEAD, LATE, PARKED, Scene
 from tests.engine.simulated import H200, MACHINES, WIDTHS, Simulation, cpu
 
 CHANCES = (0.9, 0.7, 0.5, 0.2, 0.0)
@@ -245,6 +245,17 @@ def test_no_other_depth_for_some_or_all_is_better(machine):
     best = max(scene.gives(plan) / scene.cost(plan) for plan in plans)
     assert best / (1 + PARKED) <= rate <= best * (1 + 1e-9)
     assert scene.gives(depths) / scene.cost(depths) == pytest.approx(rate)
+
+
+def test_what_waits_for_the_head_is_charged_to_rows_that_begin_to_draft():
+    costs = RoundCosts()
+    costs.record("plain", 3, 0.008, [3], 0.001)
+    costs.record_late("plain", 100, 100 * 8e-6)
+    rows = [RowDepth(deepest=4) for _ in range(3)]
+    rows[0].late, rows[1].late = 1000, 500
+    scene = Scene(rows, costs, "plain", range(1, 5), Sizes())
+    for depths, others, late in (((0, 0, 0), (1, 1, 0), 1500), ((1, 0, 0), (2, 2, 2), 500), ((1, 1, 0), (0, 0, 0), 0)):
+        assert scene.waking(depths, others) == pytest.approx(LATE * costs.of("plain").pair * late)
 
 
 def test_an_asked_depth_is_kept():

@@ -108,6 +108,14 @@ def test_another_kind_is_taken_for_the_one_that_is_known():
     assert costs.verify("plain", 8) == pytest.approx(cpu(8), rel=0.01)
 
 
+def test_tokens_taken_in_late_tell_what_one_costs_if_they_are_many():
+    costs = told([1, 4, 8])
+    costs.record_late("plain", 2, 400e-6)
+    assert costs.of("plain").pair == 0.0
+    costs.record_late("plain", 500, 4e-3)
+    assert costs.of("plain").pair == pytest.approx(8e-6, rel=0.01)
+
+
 def test_costs_are_kept_as_json():
     simulation = Simulation("cpu", [0.8] * 4)
     simulation.run(300)

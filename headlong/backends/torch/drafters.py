@@ -231,11 +231,11 @@ class Right:
     backlog: Backlog | None = None
     once_s = 0.0
 
-    def caught_up(self) -> tuple[int, float]:
-        return 0, 0.0
-
     def __init__(self, sequences: Mapping[int, Sequence[int]], vocab: int) -> None:
         self.sequences, self.vocab = sequences, vocab
+
+    def caught_up(self) -> tuple[int, float]:
+        return 0, 0.0
 
     def start(self, row: int, follows: bool) -> None:
         pass

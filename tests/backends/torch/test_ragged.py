@@ -276,6 +276,25 @@ def test_sampled_rows_that_all_draft_seldom_draft_the_same(bench):
 
 
 @pytest.mark.parametrize("bench", ["dense-native-1", "dense-reference-1"], indirect=True)
+def test_a_round_tells_what_waits_for_the_head_and_what_was_taken_in(bench):
+    driver, results = Driver(bench.open(rows=2)), []
+    run = driver.backend.round
+
+    def noted(plan):
+        handle = run(plan)
+        results.append(handle.result())
+        return handle
+
+    driver.backend.round = noted
+    driver.run([Job(bench.prompt(18), depth=sometimes(5)), Job(bench.prompt(18))], 8)
+    assert [result.late for result in results[:8]] == [0, 0, 0, 0, 0, 5, 0, 0]
+    assert [result.late_s > 0.0 for result in results[:8]] == [False] * 5 + [True] + [False] * 2
+    drafts, rests = ([kept.late for result in results[:7] for kept in result.kept if kept.row == row] for row in (0, 1))
+    assert drafts == [1, 2, 3, 4, 5, 0, results[6].kept[0].late]
+    assert rests == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("bench", ["dense-native-1", "dense-reference-1"], indirect=True)
 def test_a_row_used_again_has_nothing_set_aside(bench):
     job, memories = Job(bench.prompt(25), depth=sometimes(3)), []
     for stranger in (False, True):
