@@ -18,6 +18,7 @@ object.
 """
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -39,6 +40,7 @@ from headlong.engine.request import Output
 ROWS = (1, 2, 4, 8, 16)
 BAD_ROWS = (1, 4, 8)
 DEPTHS = (1, 2, 3, 4, 6, 8)
+PROMPTS = 48  # of few, the texts happen to suit one depth, whichever it is
 TURN_S = 0.2
 GROUPS, WARM_GROUPS = 8, 2  # of turns
 SCHEMA = {
@@ -199,7 +201,7 @@ def rows(args: argparse.Namespace) -> dict[str, Any]:
     named |= {f"depth {depth}": {**base, "draft_kind": "mtp", "depth": depth} for depth in args.depths}
     for count in args.rows or ROWS:
         with headlong.load() as engine:
-            prompts = prompts_of(engine, max(4, 3 * count))
+            prompts = prompts_of(engine, PROMPTS)
         lanes = race({name: [options] * count for name, options in named.items()}, prompts, args)
         assert_same_texts(lanes)
         values = {name: lane.rates() for name, lane in lanes.items()}
@@ -243,18 +245,19 @@ def grammar(args: argparse.Namespace) -> dict[str, Any]:
 def stall(args: argparse.Namespace) -> dict[str, Any]:
     """With a copy of the model that allows longer texts; what it says there does not matter."""
     with tempfile.TemporaryDirectory() as folder, longer(Path(folder)) as engine:
+        gc.freeze()  # as `headlong serve` does
         rng = random.Random(0)
         prompts = prompts_of(engine, 4)
-        gaps, chunks = [], []
+        gaps, chunks, firsts = [], [], []
         for _ in range(args.repeat):
             prompt = [rng.randrange(16000) for _ in range(4096)]
-            indices = [
-                engine.submit(requests_from(each, {"max_tokens": 400, "ignore_eos": True})[0]) for each in prompts
-            ]
+            options = {"max_tokens": 4000, "ignore_eos": True}  # more than they come to write meanwhile
+            indices = [engine.submit(requests_from(each, options)[0]) for each in prompts]
             for _ in range(20):
                 engine.step()
             long = engine.submit(requests_from(prompt, {"max_tokens": 1})[0])
-            last, longest, done = dict.fromkeys(indices, time.perf_counter()), 0.0, False
+            began = time.perf_counter()
+            last, longest, done = dict.fromkeys(indices, began), 0.0, False
             while not done:
                 emitted, now = engine.step(), time.perf_counter()
                 done = any(one.index == long for one in emitted)
@@ -262,11 +265,14 @@ def stall(args: argparse.Namespace) -> dict[str, Any]:
                     longest, last[index] = max(longest, now - last[index]), now
             gaps.append(longest)
             chunks.append(engine.output(long).timings.prefill_s / (4096 / engine.limits.chunk))
+            firsts.append(time.perf_counter() - began)
             for index in indices:
                 engine.cancel(index)
+                assert engine.output(index).finish_reason == "cancelled"
         worst = [gap / chunk for gap, chunk in zip(gaps, chunks, strict=True)]
     found = {"chunk_ms": round(1000 * statistics.median(chunks), 1), "longest_wait_in_chunks": round(max(worst), 2)}
     found["median_wait_in_chunks"] = round(statistics.median(worst), 2)
+    found["first_token_s"] = round(statistics.median(firsts), 3)
     print(f"stall: {found}", flush=True)
     return found
 

@@ -34,7 +34,7 @@ class Settings:
     context: int = 0  # longest sequence in tokens; 0: the model's own limit, at most 16384
     page: int = 128  # tokens in one K/V page
     chunk: int = 0  # tokens in one prefill chunk, a multiple of the page; 0: one page on a CPU, eight on a GPU
-    budget: int = 0  # prompt tokens between two rounds while rows decode; 0: one chunk
+    budget: int = 0  # prompt tokens between two rounds while rows decode; 0: a third of a chunk on a CPU, one on a GPU
     cache_tokens: int = 0  # positions that all rows together may hold; 0: every row's whole context
     memory_fraction: float = 0.9  # of a GPU's memory that weights, pages and rounds may take
     prefix_bytes: int = 1 << 30  # for prompts' beginnings kept for later requests; 0: none are kept

@@ -5,5 +5,5 @@ import platform
 
 if platform.machine() in ("x86_64", "AMD64"):
     # Triton's interpreter multiplies by numpy's BLAS. With fused products its last bits depend on an element's place,
-    # as they do on no GPU.
-    os.environ.setdefault("OPENBLAS_CORETYPE", "Sandybridge")
+    # as they do on no GPU; so whatever a machine has chosen for itself is overruled.
+    os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headlong.engine.request import Chunk, Kept, Limits, Logprob, RoundResult, RowPlan, Saved, Start
 from headlong.errors import Fault
@@ -15,22 +15,14 @@ if TYPE_CHECKING:
 Script = Callable[[tuple[int, ...]], int]  # all tokens so far to the next one
 
 
-def fake_limits(
-    *,
-    rows: int = 4,
-    context: int = 64,
-    page: int = 4,
-    chunk: int = 8,
-    pages: int = 0,
-    vocab: int = 128,
-    depth: int = 8,
-    head: bool = True,
-) -> Limits:
-    """Limits small enough to run into. `pages` 0: enough for every row to fill its context."""
-    pages = pages or rows * -(-context // page)
+def fake_limits(*, head: bool = True, **changes: Any) -> Limits:
+    """Limits small enough to run into; unless they say how many, pages enough for every row to fill its context."""
     reason = "" if head else "the fake model has no head"
     drafter = "mtp" if head else "none"
-    return Limits(rows, context, page, chunk, pages, vocab, depth, drafter, reason, page_bytes=8 * page)
+    small = Limits(4, 64, 4, 8, pages=0, vocab=128, depth=8, drafter=drafter, no_draft_reason=reason)
+    limits = replace(small, **changes)
+    pages = limits.pages or limits.rows * -(-limits.context // limits.page)
+    return replace(limits, pages=pages, page_bytes=8 * limits.page)
 
 
 @dataclass
@@ -43,6 +35,8 @@ class Row:
     length: int = 0  # committed positions
     drafts: tuple[int, ...] = ()
     pages: list[int] = field(default_factory=list)
+    reading: Chunk | None = None  # of which some layers are run
+    layers: int = 0  # how many
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -111,8 +105,26 @@ class FakeBackend:
         mine.pages.extend(start.pages)
         self._check_cells(mine)
 
-    def prefill(self, chunk: Chunk) -> None:
+    def prefill(self, chunk: Chunk, pieces: int = 1) -> bool:
+        """A model of as many layers as a chunk can have pieces."""
         row = self._row(chunk.row)
+        _demand(0 < pieces <= self.limits.pieces, f"a chunk is to be run in {pieces} pieces")
+        if row.reading is None:
+            self._check_chunk(row, chunk)
+            self._grow(row, chunk.pages, chunk.start + len(chunk.tokens) + chunk.draft)
+            self._write(row, chunk.start, chunk.tokens)
+        _demand(row.reading in (None, chunk), "a chunk is begun amidst another")
+        row.reading = chunk
+        row.layers += -(-self.limits.pieces // pieces)
+        if row.layers < self.limits.pieces:
+            return False
+        row.reading, row.layers = None, 0
+        row.length += len(chunk.tokens)
+        row.drafts = self._draft(row, chunk.draft)
+        self.chunks.append(chunk)
+        return True
+
+    def _check_chunk(self, row: Row, chunk: Chunk) -> None:
         end = chunk.start + len(chunk.tokens)
         last = len(row.prompt) - 1
         _demand(chunk.start == row.length, f"a chunk starts at {chunk.start} and the row stands at {row.length}")
@@ -123,11 +135,6 @@ class FakeBackend:
         _demand(chunk.draft == 0 or end == last, "a chunk before the last one drafts")
         whole = end % self.limits.chunk == 0  # its pages may be shared, and drafting writes the newest pair again
         _demand(chunk.draft == 0 or not whole, "a whole chunk drafts")
-        self._grow(row, chunk.pages, end + chunk.draft)
-        self._write(row, chunk.start, chunk.tokens)
-        row.length = end
-        row.drafts = self._draft(row, chunk.draft)
-        self.chunks.append(chunk)
 
     def round(self, plan: Sequence[RowPlan]) -> Done:
         _demand(len({part.row for part in plan}) == len(plan) > 0, "a round is empty or has a row twice")
@@ -138,6 +145,7 @@ class FakeBackend:
         mine = self._row(row)
         _demand(mine.length <= len(mine.prompt) - 1, f"row {row} is saved after its prompt")
         _demand(mine.length % self.limits.chunk == 0, f"row {row} is saved off the chunk grid")
+        _demand(mine.reading is None, f"row {row} is saved amidst a chunk")
         return State(replace(mine, pages=[]), ())
 
     def set_aside(self, row: int) -> State:

@@ -1,6 +1,7 @@
 """`headlong serve`: a model behind the APIs of OpenAI and Anthropic, and a page to try it."""
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -118,6 +119,15 @@ def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
         help="answers that wait for a row; more are refused with 429; default: %(default)s",
     )
     group.add_argument(
+        "--budget",
+        type=options.whole,
+        default=Settings.budget,
+        metavar="N",
+        help="prompt tokens between two rounds of answers under way: more bring prompts in sooner, fewer hold answers "
+        "up less, down to one layer of a chunk on a CPU and to one chunk on a GPU; 0: chosen for you; default: "
+        "%(default)s",
+    )
+    group.add_argument(
         "--request-timeout",
         type=options.number,
         default=Serving.request_s,
@@ -132,11 +142,14 @@ def run(args: argparse.Namespace) -> int:
 
     _take_aliases(args)
     request.check(args)
-    settings = replace(options.settings_of(args, args.rows), queue=args.queue)
+    settings = replace(options.settings_of(args, args.rows), queue=args.queue, budget=args.budget)
     serving = _serving(args)
     with _log(args.quiet, args.verbose):
         bound = bind(serving)
         engine = headlong.load(args.model, require_draft=args.require_draft, **vars(settings))
+        # What is there by now stays; to look through it for garbage would hold up every row for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
         serve(engine, serving, bound)
     return 0
 

@@ -21,6 +21,8 @@ class Backend(Protocol):
 
     A row lives through start, prefill (its prompt but the last token, chunk by chunk), rounds, release. The last
     prompt token is the first round's window, so sampling happens in rounds alone.
+
+    Rounds of other rows may come between the pieces of a chunk; the row itself does nothing but go on or be released.
     """
 
     @property
@@ -29,8 +31,9 @@ class Backend(Protocol):
     def start(self, start: Start) -> None:
         """Take a row for a prompt, of which a cached beginning may be in already."""
 
-    def prefill(self, chunk: Chunk) -> None:
-        """Run one chunk of a prompt."""
+    def prefill(self, chunk: Chunk, pieces: int = 1) -> bool:
+        """Run one chunk of a prompt, or the next of so many pieces of it, in whole layers; whether that was the last.
+        With 1 all that is left is run. No more than `limits.pieces` are asked for."""
 
     def round(self, plan: Sequence[RowPlan]) -> Handle:
         """Verify, accept, draft: one pass of the target over every planned row's window."""

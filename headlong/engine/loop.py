@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+PIECES = 3  # of a chunk by default, each followed by a round of the rows that decode
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -106,7 +108,7 @@ class Loop:
             self._land()
             self._admit()
             self._begin()
-            self._run_chunks()
+            self._run_prompts()
             self._run_round()
         except BaseException as error:
             ours, self._flight = isinstance(error, Exception), None  # or else somebody wants to stop
@@ -218,29 +220,35 @@ class Loop:
 
     # --- prompts -------------------------------------------------------------------------------------------------
 
-    def _run_chunks(self) -> None:
-        """While rows decode, prompts may hold them up for no more than the budget."""
-        budget = max(self.settings.budget, self.limits.chunk)
-        while budget >= self.limits.chunk and (job := self.scheduler.next_prompt()) is not None:
-            drafts = self._first_drafts(job) if job.prefill_end - job.length <= self.limits.chunk else 0
-            chunk = self._planned(job, partial(self.scheduler.plan_chunk, job, drafts))
+    def _run_prompts(self) -> None:
+        """While rows decode, prompts may hold them up for no more than the budget: some chunks, or a piece of one that
+        takes as long as so many tokens would, but for a part of a layer."""
+        whole = self.limits.chunk
+        budget = self.settings.budget or (-(-whole // PIECES) if self.limits.pieces > 1 else whole)
+        most = min(budget, whole) if self.scheduler.ready() else whole  # tokens' worth of one call
+        budget = max(budget, most)
+        while budget >= most and (job := self.scheduler.next_prompt()) is not None:
+            chunk = job.chunk or self._plan_chunk(job)
             if chunk is not None:
-                budget -= self.limits.chunk
-                answer = self.answers[job.index]
-                self._attempt([answer], self._run_chunk, answer, chunk)
+                budget -= most
+                answer, pieces = self.answers[job.index], -(-len(chunk.tokens) // most)
+                self._attempt([answer], self._run_piece, answer, chunk, min(pieces, self.limits.pieces))
 
-    def _first_drafts(self, job: Job) -> int:
-        running = self.scheduler.ready()
-        return self.windows.first(job, running, _kind([*running, job]))
+    def _plan_chunk(self, job: Job) -> Chunk | None:
+        drafts, running = 0, self.scheduler.ready()
+        if job.prefill_end - job.length <= self.limits.chunk:
+            drafts = self.windows.first(job, running, _kind([*running, job]))
+        return self._planned(job, partial(self.scheduler.plan_chunk, job, drafts))
 
-    def _run_chunk(self, answer: Answer, chunk: Chunk) -> None:
+    def _run_piece(self, answer: Answer, chunk: Chunk, pieces: int) -> None:
         started = perf_counter()
-        self.backend.prefill(chunk)
-        self.scheduler.record_chunk(answer.job, chunk)
-        keep_prefix(answer.job, self.backend, self.scheduler)
+        complete = self.backend.prefill(chunk, pieces)
+        if complete:
+            self.scheduler.record_chunk(answer.job, chunk)
+            keep_prefix(answer.job, self.backend, self.scheduler)
         seconds = perf_counter() - started
         answer.counts.prefill_s += seconds
-        self.totals.record_chunk(seconds)
+        self.totals.record_piece(seconds, complete)
         self._chunks.append((answer, len(chunk.tokens), seconds))
 
     # --- rounds --------------------------------------------------------------------------------------------------

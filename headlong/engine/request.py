@@ -198,6 +198,7 @@ class Limits:
     sizes: Sizes = RAGGED  # what rounds are run as
     page_bytes: int = 0  # of one page in all layers
     overlaps: bool = False  # whether the host is free while a round runs
+    pieces: int = 1  # that a chunk can be run in, its bits the same
     device: str = ""  # where and in which type it runs, for people to read
 
 

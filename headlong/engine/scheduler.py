@@ -31,6 +31,7 @@ class Job:
     saves: set[int] = field(default_factory=set)  # lengths at which its state is worth keeping
     aside: Saved | None = None  # what it was when it last had to make room
     served: int = 0  # when its prompt last had a chunk
+    chunk: Chunk | None = None  # of which a piece was run, or is about to be
 
     @property
     def placed(self) -> int:
@@ -132,6 +133,7 @@ class Scheduler:
                 place.remove(job)
         self.pool.give(job.pages)
         job.pages.clear()
+        job.chunk = None
 
     # --- prompts -------------------------------------------------------------------------------------------------
 
@@ -164,12 +166,12 @@ class Scheduler:
         return False
 
     def next_prompt(self) -> Job | None:
-        """Whose prompt goes on: the highest priority's, then who had a chunk longest ago."""
+        """Whose prompt goes on: the highest priority's, then who is amidst a chunk, then who had one longest ago."""
         jobs = [job for job in self.running if job.started and job.aside is None and job.prefilling]
-        return min(jobs, key=lambda job: (-job.priority, job.served, job.index), default=None)
+        return min(jobs, key=lambda job: (-job.priority, job.chunk is None, job.served, job.index), default=None)
 
     def plan_chunk(self, job: Job, draft: int) -> Chunk | None:
-        """The next piece of a prompt, with so many drafts after the last one; None if there is no page for it."""
+        """The next chunk of a prompt, with so many drafts after the last one; None if there is no page for it."""
         start = job.length
         end = min(start + self.limits.chunk, job.prefill_end)
         # A full chunk's pages may be shared, and drafting would write the head's newest pair into them again.
@@ -179,11 +181,13 @@ class Scheduler:
             return None
         self._clock += 1
         job.served = self._clock
-        return Chunk(job.placed, start, job.prompt[start:end], job.prompt[end], pages, draft)
+        job.chunk = Chunk(job.placed, start, job.prompt[start:end], job.prompt[end], pages, draft)
+        return job.chunk
 
     def record_chunk(self, job: Job, chunk: Chunk) -> None:
         job.length += len(chunk.tokens)
         job.drafting.left = chunk.draft
+        job.chunk = None
 
     # --- rounds --------------------------------------------------------------------------------------------------
 

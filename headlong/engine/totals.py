@@ -25,8 +25,9 @@ class Totals:
     drafted: Counter[int] = field(default_factory=Counter)  # by position, from 1
     accepted: Counter[int] = field(default_factory=Counter)
 
-    def record_chunk(self, seconds: float) -> None:
-        self.chunks += 1
+    def record_piece(self, seconds: float, complete: bool) -> None:
+        """Of a chunk."""
+        self.chunks += complete
         self.seconds["prefill"] += seconds
 
     def record_round(self, verify_s: float, draft_s: float, host_s: float) -> None:

@@ -104,6 +104,7 @@ def draw_limits(random: Random) -> Limits:
         vocab=VOCAB,
         depth=random.choice((8, 8, 3, 1, 0)),
         head=random.randrange(5) > 0,
+        pieces=random.choice((1, 2, 3, 6)),
     )
     whole = -(-context // page)  # what one sequence may fill
     pages = random.choice((limits.pages, whole, whole * 3 // 2, max(1, whole // 2)))
@@ -118,7 +119,7 @@ def draw_engine(random: Random) -> Engine:
     fake.token_cost, fake.draft_cost = random.choice(((0.0, 0.0), (0.02, 0.05), (0.5, 0.3)))
     few_prefixes = random.choice((2, 5, 9)) * limits.chunk * 8 + 250
     settings = Settings(
-        budget=random.choice((0, limits.chunk, 3 * limits.chunk)),
+        budget=random.choice((0, 0, 1, limits.chunk, 3 * limits.chunk)),
         prefix_bytes=random.choice((0, 1 << 30, 1 << 30, few_prefixes)),
         queue=random.choice((1024, 1024, 1, 3)),
         draft_kind=random.choice(("auto", "auto", "auto", *DRAFT_KINDS)),

@@ -168,10 +168,10 @@ def test_a_stream_that_is_never_read_queues_nothing(engine):
 
 def test_a_fault_reaches_the_one_who_asked(build):
     class Broken(FakeBackend):
-        def prefill(self, chunk):
+        def prefill(self, chunk, pieces=1):
             if chunk.tokens[0] == 66:
                 raise ValueError("no such prompt")
-            return super().prefill(chunk)
+            return super().prefill(chunk, pieces)
 
     async def main():
         asked = [engine.generate_async(prompt, max_tokens=5) for prompt in ([1, 2], [66, 2], [3, 4])]
@@ -470,10 +470,10 @@ def test_the_thread_prefills_what_was_said_while_it_is_idle(engine):
 class BreaksWhenIdle(FakeBackend):
     """Cannot prefill what was said; the rows for that have seed 0."""
 
-    def prefill(self, chunk):
+    def prefill(self, chunk, pieces=1):
         if self.rows[chunk.row].start.seed == 0:
             raise ValueError("no room for what was said")
-        return super().prefill(chunk)
+        return super().prefill(chunk, pieces)
 
 
 def test_the_thread_survives_what_breaks_while_it_is_idle(build):

@@ -64,6 +64,33 @@ def test_a_bad_chunk_is_a_fault(fake, chunk, says):
         fake.prefill(chunk)
 
 
+@pytest.fixture
+def layered():
+    """The same row in a model of five layers."""
+    backend = FakeBackend(lambda history: len(history), limits=fake_limits(rows=2, pieces=5))
+    backend.start(start())
+    return backend
+
+
+def test_a_chunk_in_pieces_is_in_with_the_last(layered):
+    assert [layered.prefill(first(), 3) for _ in range(3)] == [False, False, True]
+    assert [layered.prefill(second(), 5), layered.prefill(second())] == [False, True]
+    assert layered.rows[0].length == 10
+    assert len(layered.chunks) == 2
+
+
+def test_bad_pieces_are_a_fault(layered):
+    with pytest.raises(Fault, match="a chunk is to be run in 6 pieces"):
+        layered.prefill(first(), 6)
+    layered.prefill(first(), 2)
+    with pytest.raises(Fault, match="begun amidst another"):
+        layered.prefill(second())
+    with pytest.raises(Fault, match="saved amidst a chunk"):
+        layered.save(0)
+    with pytest.raises(Fault, match="before its prompt is in"):
+        layered.round([RowPlan(0, 0, 0)])
+
+
 def test_a_whole_chunk_leaves_no_drafts(fake):
     """Its pages may be shared, and drafts would write into them."""
     fake.start(start(1, PROMPT[:9]))

@@ -67,8 +67,8 @@ class Breaking(FakeBackend):
     def start(self, start):
         return self.call("start", [tuple(start.prompt)], super().start, start)
 
-    def prefill(self, chunk):
-        return self.call("prefill", self.prompts_of(chunk.row), super().prefill, chunk)
+    def prefill(self, chunk, pieces=1):
+        return self.call("prefill", self.prompts_of(chunk.row), super().prefill, chunk, pieces)
 
     def save(self, row):
         return self.call("save", self.prompts_of(row), super().save, row)
@@ -141,6 +141,20 @@ def test_texts_are_the_same_after_a_fault(breaking, stage):
     engine.backend.break_at(stage, 2)
     outputs_of(engine, requests())
     judge(outputs_of(engine, requests()), requests(), set(), "")
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_broken_piece_of_a_chunk_fails_its_request(breaking, number, after):
+    """The first calls are for the second prompt: the first is one token."""
+    engine = breaking(pieces=4)
+    engine.backend.break_at("prefill", number, after=after)
+    asked = [Request((1,), WANTED), *requests()[1:]]
+    outputs = outputs_of(engine, asked)
+    assert len(engine.backend.struck) == 1
+    judge(outputs, asked, engine.backend.struck, "Broken: the prefill broke")
+    judge(outputs_of(engine, asked), asked, set(), "")
     assert_empty(engine)
 
 

@@ -1,5 +1,6 @@
 """A server's life as a process: started by the command, drained by a signal, killed and started again."""
 
+import gc
 import logging
 import os
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+import headlong
+import headlong.server.run
 from headlong.cli.main import entrypoint
 from headlong.cli.serve import _log
 from tests.server.conftest import PATIENCE
@@ -155,6 +158,7 @@ def test_flags_reach_the_engine():
             2,
             "--depth and num_speculative_tokens mean the same; leave one out.",
         ),
+        (["--budget", "-1"], 2, "budget is -1; it must be at least 0 (0: chosen for you)."),
     ],
 )
 def test_flags_that_are_refused(capsys, monkeypatch, flags, code, says):
@@ -163,6 +167,16 @@ def test_flags_that_are_refused(capsys, monkeypatch, flags, code, says):
     told = capsys.readouterr().err
     assert says in told
     assert told.count("\n") == 1
+
+
+def test_limits_reach_the_engine(monkeypatch):
+    asked = []
+    monkeypatch.setattr(headlong, "load", lambda model, **settings: asked.append(settings))
+    monkeypatch.setattr(headlong.server.run, "serve", lambda engine, serving, bound: bound.close())
+    monkeypatch.setattr(gc, "freeze", lambda: asked.append("frozen"))
+    assert entrypoint(["serve", "--port", "0", "--budget", "40", "--queue", "7", "--rows", "3"]) == 0
+    settings, frozen = asked
+    assert (settings["budget"], settings["queue"], settings["rows"], frozen) == (40, 7, 3, "frozen")
 
 
 def test_a_port_that_is_taken(capsys, server):

@@ -60,6 +60,8 @@ class TorchBackend:
             limits = _limits(settings, context, config.vocab_size, page_bytes, reason, about)
             if spare:
                 limits = replace(limits, depths=DEPTHS, sizes=SIZES)
+            elif self.device.type == "cpu":
+                limits = replace(limits, pieces=self.model.layer_count)
             if self.device.type == "cuda":
                 states = (settings.rows + spare) * shape.state_bytes(dtype)
                 left = Room.of(self.device).for_pages(settings.memory_fraction, states)
@@ -91,13 +93,16 @@ class TorchBackend:
                 self.rounds.cache.load(row, start.saved)
         self.left[row], self.starts[row] = 0, start
 
-    def prefill(self, chunk: Chunk) -> None:
+    def prefill(self, chunk: Chunk, pieces: int = 1) -> bool:
         if chunk.start % self.limits.chunk:
             raise Fault(f"a chunk starts at {chunk.start}; chunks start at multiples of {self.limits.chunk}.")
         with self._at_work(), torch_threads(self.pass_threads):
-            self.rounds.cache.grow(chunk.row, chunk.pages)
-            self.rounds.prefill(chunk)
-        self.left[chunk.row] = chunk.draft
+            if chunk.row not in self.rounds.reading:
+                self.rounds.cache.grow(chunk.row, chunk.pages)
+            complete = self.rounds.prefill(chunk, pieces)
+        if complete:
+            self.left[chunk.row] = chunk.draft
+        return complete
 
     def round(self, plan: Sequence[RowPlan]) -> "Handle":
         for row in plan:
@@ -145,6 +150,7 @@ class TorchBackend:
             rounds.drafter.backlog.most[row] = saved.late
 
     def release(self, row: int) -> None:
+        self.rounds.reading.pop(row, None)
         with self._at_work():
             self.rounds.cache.release(row)
         self.left[row] = 0

@@ -16,7 +16,7 @@ from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain, Rule
 from headlong.backends.torch.drafters import Drafter
 from headlong.backends.torch.gpu.paths import fused, verdicts
-from headlong.backends.torch.models.base import Model
+from headlong.backends.torch.models.base import Layers, Model, finish, go_on
 from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.native.tape import Taped
@@ -100,12 +100,14 @@ class Rounds:
         self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
         self.follows = [True] * rows
         self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
+        self.reading: dict[int, Layers] = {}  # chunks of which some layers are still to be run, by row
         self.allowed = Allowed(rows, chain.vocab, device)
         self.verify = Taped(self._verify)
         self.verify_and_rest = Taped(self._verify_and_rest, beside=self.verify)
 
     def start(self, start: Start) -> None:
         row = start.row
+        self.reading.pop(row, None)
         self.length[row] = start.length
         self.windows[row, 0] = start.prompt[-1]
         self.follows[row] = start.follows
@@ -122,21 +124,30 @@ class Rounds:
         late = self.drafter.backlog.views(row) if self.drafter and self.drafter.backlog else {}
         return {**found, **late, **self.chain.views(row), **self.cache.views(row)}
 
-    def prefill(self, chunk: Chunk) -> None:
-        last = self._read(chunk)
-        if chunk.draft:
+    def prefill(self, chunk: Chunk, pieces: int) -> bool:
+        """Run a chunk, or the next of so many pieces of it; whether it is complete."""
+        last = self._read(chunk, pieces)
+        if last is not None and chunk.draft:
             layout = self.cache.layout((chunk.row,), (1,))
             newest = self.length[layout.index] - 1, last, self.cache.send([chunk.after])
             self._draft(Feed(layout, *newest, layout.sizes), [chunk.draft])
+        return last is not None
 
-    def _read(self, chunk: Chunk) -> Tensor:
-        """Run a chunk -> the hidden state of its last token, [1, H]."""
-        step = Prefill(self.cache, chunk.row, chunk.start, len(chunk.tokens))
-        return self._take_in(self.cache.send([*chunk.tokens, chunk.after]), step)[-1:]
+    def _read(self, chunk: Chunk, pieces: int) -> Tensor | None:
+        """Some layers of a chunk -> the hidden state of its last token, [1, H], if there are no more."""
+        layers = self.reading.pop(chunk.row, None)
+        if layers is None:
+            step = Prefill(self.cache, chunk.row, chunk.start, len(chunk.tokens))
+            layers = self._take_in(self.cache.send([*chunk.tokens, chunk.after]), step)
+        hidden = go_on(layers, -(-self.model.layer_count // pieces))
+        if hidden is None:
+            self.reading[chunk.row] = layers
+            return None
+        return hidden[-1:]
 
-    def _take_in(self, tokens: Tensor, step: Prefill) -> Tensor:
+    def _take_in(self, tokens: Tensor, step: Prefill) -> Layers:
         """A chunk's tokens and the one after them, [T + 1] -> hidden [T, H]."""
-        hidden = self.model(tokens[:-1], step)
+        hidden = yield from self.model.by_layer(tokens[:-1], step)
         self.length[step.row] = step.end
         if self.drafter:  # also of a row that will not draft: others may share its pages
             self.drafter.prime(hidden, tokens[1:], step)
@@ -243,7 +254,7 @@ class Rounds:
 
     def _run_target(self, layout: Layout, starts: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
         """Windows [N] -> hidden [N, H] and logits [N, V]."""
-        hidden = self.model(window, Window(self.cache, layout, starts, layout.counts))
+        hidden = finish(self.model.by_layer(window, Window(self.cache, layout, starts, layout.counts)))
         return hidden, self.model.logits(hidden)
 
     def _commit(self, feed: Feed, late: Backlog | None = None) -> None:

@@ -56,7 +56,8 @@ class Job:
     sampling: Sampling = field(default_factory=Sampling)
     depth: Depth = PLAIN
     arrives: int = 0  # the step in which it starts
-    at_once: bool = True  # its whole prompt in one step; else a chunk a step, between the others' rounds
+    at_once: bool = True  # its whole prompt in one step; else a piece of a chunk, between the others' rounds
+    pieces: int = 1  # of every chunk
     fewer: Callable[[int, int], int] = lambda turn, left: left  # of the drafts left, how many a round verifies
     rests: Callable[[int], bool] = lambda step: False  # whether it sits a step out
     seed: int = 0  # of an unseeded row
@@ -95,6 +96,7 @@ class Driver:
         self.pages: dict[int, list[int]] = {}
         self.length: dict[int, int] = {}
         self.jobs: dict[int, Job] = {}
+        self.chunks: dict[int, Chunk] = {}  # under way
         self.traces: dict[int, Trace] = {}
         self._logits = torch.empty(0)
         self._scores: dict[tuple[int, int], Tensor] = {}
@@ -134,13 +136,20 @@ class Driver:
         """Whether some of the prompt is still to come."""
         return self.length[row] < len(self.jobs[row].prompt) - 1
 
-    def chunk(self, row: int) -> None:
+    def prefill(self, row: int) -> None:
+        """Run the next chunk of a prompt, or a piece of it."""
+        job = self.jobs[row]
+        chunk = self.chunks.pop(row, None) or self._chunk(row)
+        if self.backend.prefill(chunk, job.pieces):
+            self.length[row] += len(chunk.tokens)
+        else:
+            self.chunks[row] = chunk
+
+    def _chunk(self, row: int) -> Chunk:
         job, start = self.jobs[row], self.length[row]
         end = min(start + self.limits.chunk, len(job.prompt) - 1)
         draft = job.depth(-1) if end == len(job.prompt) - 1 else 0
-        pages = self._grow(row, end + draft)
-        self.backend.prefill(Chunk(row, start, job.prompt[start:end], job.prompt[end], pages, draft))
-        self.length[row] = end
+        return Chunk(row, start, job.prompt[start:end], job.prompt[end], self._grow(row, end + draft), draft)
 
     def round(self, rows: Sequence[int]) -> None:
         plan = [self._plan(row) for row in rows]
@@ -161,11 +170,12 @@ class Driver:
         self.backend.release(row)
         freed = self.pages.pop(row)
         self.pool.give(freed)
+        self.chunks.pop(row, None)
         del self.jobs[row], self.length[row]
         return freed
 
     def run(self, jobs: Sequence[Job] | Mapping[int, Job], count: int, keep: bool = False) -> dict[int, Trace]:
-        """All jobs until each has `count` tokens. A step is a chunk of every waiting prompt, then a round."""
+        """All jobs until each has `count` tokens. A step is a piece of every waiting prompt, then a round."""
         jobs = jobs if isinstance(jobs, Mapping) else dict(enumerate(jobs))
         step = 0
         while any(row not in self.jobs or len(self.traces[row].tokens) < count for row in jobs):
@@ -173,7 +183,7 @@ class Driver:
                 if job.arrives == step:
                     self.start(row, job)
                 while row in self.jobs and self.waiting(row):
-                    self.chunk(row)
+                    self.prefill(row)
                     if not job.at_once:
                         break
             ready = [row for row in jobs if row in self.jobs and not self.waiting(row) and not jobs[row].rests(step)]

@@ -3,6 +3,7 @@ decoded without drafts, alone: tokens, the target's logits and the chain's score
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -140,6 +141,33 @@ def test_prompts_at_once_and_chunk_by_chunk(bench):
     together = bench.run(jobs | late, COUNT)
     assert not together[3].difference(bench.plain(late[3], COUNT), COUNT)
     assert not bench.differences(jobs | late, COUNT)
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 4])
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_prompts_piece_by_piece(bench, pieces):
+    """Rounds of other rows, and pieces of other prompts, come between the layers of a chunk."""
+    jobs = {row: Job(bench.prompt(3 + row), depth=changing(row)) for row in range(3)}
+    late = {
+        row: Job(bench.prompt(length), sampling, fixed(3), arrives=row % 3, at_once=False, pieces=pieces)
+        for row, length, sampling in zip((3, 4, 5), (161, 66, 40), list(SAMPLINGS.values())[:3], strict=True)
+    }
+    assert not bench.differences(jobs | late, COUNT)
+    # The head has seen the same, so it drafts the same.
+    whole = bench.run(jobs | {row: replace(job, pieces=1) for row, job in late.items()}, COUNT)
+    cut = bench.run(jobs | late, COUNT)
+    assert [trace.kept for trace in cut.values()] == [trace.kept for trace in whole.values()]
+
+
+@pytest.mark.parametrize("bench", ["dense-native-1", "dense-reference-1"], indirect=True)
+def test_a_row_that_was_released_amidst_a_chunk_is_as_new(bench):
+    driver = Driver(bench.open())
+    job = Job(bench.prompt(66), depth=fixed(2))
+    driver.start(0, Job(bench.prompt(80), pieces=2, at_once=False))
+    driver.prefill(0)
+    assert driver.chunks
+    driver.release(0)
+    assert not driver.run({0: job}, COUNT)[0].difference(bench.plain(job, COUNT), COUNT)
 
 
 @pytest.mark.parametrize("drafter", ["right", "head"])

@@ -66,6 +66,13 @@ def test_constrained_texts_are_as_alone_too(tmp_path):
     assert seen["faults"] == 0
 
 
+def test_prompts_layer_by_layer_change_nothing(tmp_path):
+    seen = play_mixes(tiny.write(tmp_path, with_tokenizer=True), 3, budget=1)
+    assert seen["requests"] >= 30
+    assert seen["faults"] == 0
+    assert seen["preempted_prompts"]
+
+
 def test_a_model_without_a_head_drafts_by_n_grams(tmp_path):
     seen = play_mixes(tiny.write(tmp_path, with_tokenizer=True), 2, draft_kind="ngram")
     assert seen["drafted"]

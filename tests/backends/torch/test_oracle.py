@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import headlong
 from headlong.backends.torch.backend import TorchBackend
 from headlong.backends.torch.cache import NULL_PAGE
+from headlong.backends.torch.models.base import finish
 from headlong.backends.torch.native.library import references_only
 from headlong.backends.torch.step import Prefill, Window
 from headlong.engine.pages import PagePool
@@ -107,7 +108,7 @@ class Feeder:
             chunk = tokens[start : start + CHUNK]
             self.grow(row, start + len(chunk))
             step = Prefill(self.cache, row, start, len(chunk))
-            self.logits[row] += self.model.logits(self.model(torch.tensor(chunk), step))
+            self.logits[row] += self.model.logits(finish(self.model.by_layer(torch.tensor(chunk), step)))
         self.length[row] = len(tokens)
 
     def window(self, tokens: dict[int, list[int]], kept: dict[int, int]) -> None:
@@ -118,7 +119,7 @@ class Feeder:
         starts = torch.tensor([self.length[row] for row in rows])
         step = Window(self.cache, self.cache.layout(rows, widths), starts)
         flat = torch.tensor([token for mine in tokens.values() for token in mine])
-        logits = self.model.logits(self.model(flat, step))
+        logits = self.model.logits(finish(self.model.by_layer(flat, step)))
         for row, width, mine in zip(rows, widths, logits.split(widths), strict=True):
             self.logits[row] += mine[: kept[row]]
             self.length[row] += kept[row]

@@ -139,7 +139,7 @@ def test_a_plain_row_beside_a_deep_one_costs_one_token(bench):
     for row, depth in enumerate((0, 8, 3)):
         driver.start(row, Job(bench.prompt(20 + row), depth=fixed(depth)))
         while driver.waiting(row):
-            driver.chunk(row)
+            driver.prefill(row)
     rounds.verify, verified = passes(rounds.verify)
     rounds.drafter.feed, fed = passes(rounds.drafter.feed)
     rounds.drafter.chains = dict(chain_passes(rounds.drafter.chains, fed))
@@ -250,7 +250,7 @@ def test_rows_that_draft_seldom_draft_the_same(bench):
     for row, job in jobs.items():
         driver.start(row, job)
         while driver.waiting(row):
-            driver.chunk(row)
+            driver.prefill(row)
     for turn in range(58):
         driver.round([0, 1])
         drafts = driver.backend.rounds.windows[:, 1:4].tolist()
@@ -267,7 +267,7 @@ def test_sampled_rows_that_all_draft_seldom_draft_the_same(bench):
         for row, sampling in enumerate(samplings):
             driver.start(row, Job(bench.prompt(18), sampling, seed=5, depth=depth, fewer=lambda turn, left: 0))
             while driver.waiting(row):
-                driver.chunk(row)
+                driver.prefill(row)
         for turn in range(58):
             driver.round([0, 1])
             if turn in turns:

@@ -149,7 +149,7 @@ def test_poisoned_pages_disturb_no_one(bench):
     for row, job in (jobs | strangers).items():
         driver.start(row, job)
         while driver.waiting(row):
-            driver.chunk(row)
+            driver.prefill(row)
     for turn in range(COUNT):
         driver.round([row for row in driver.jobs if len(driver.traces[row].tokens) < COUNT])
         if turn == 2:

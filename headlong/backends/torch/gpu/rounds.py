@@ -25,7 +25,7 @@ from headlong.backends.torch.chain import Chain, Needs
 from headlong.backends.torch.drafters import Drafter
 from headlong.backends.torch.gpu.prompts import Prompts
 from headlong.backends.torch.gpu.stream import Fetched, Replay, Stream
-from headlong.backends.torch.models.base import Model
+from headlong.backends.torch.models.base import Model, finish
 from headlong.backends.torch.pairs import Feed
 from headlong.backends.torch.ragged import Grid, Layout
 from headlong.backends.torch.round import Rounds, Stopwatch
@@ -124,7 +124,7 @@ class GraphRounds(Rounds):
         self.stream = stream or Stream()
         self.captured: dict[Shape, Captured] = {}
         self.wanted: Counter[Shape] = Counter()  # rounds of shapes that had no graphs of their own
-        self.prompts = Prompts(cache, self.stream, self._take_in)
+        self.prompts = Prompts(cache, self.stream, lambda tokens, step: finish(self._take_in(tokens, step)))
         self.chunks: list[Stopwatch] = []
 
     def run(self, plan: Sequence[RowPlan]) -> "Handle":
@@ -145,14 +145,16 @@ class GraphRounds(Rounds):
         chunks, self.chunks = self.chunks, []
         return GraphHandle(plan, captured.grid.widest, out, told, chunks, cold)
 
-    def prefill(self, chunk: Chunk) -> None:
+    def prefill(self, chunk: Chunk, pieces: int) -> bool:
         watch = Stopwatch(self.cache.device)
         watch.mark()
-        super().prefill(chunk)
+        complete = super().prefill(chunk, pieces)
         watch.mark()
         self.chunks.append(watch)
+        return complete
 
-    def _read(self, chunk: Chunk) -> Tensor:
+    def _read(self, chunk: Chunk, pieces: int) -> Tensor:
+        """All of it: one graph."""
         return self.prompts.run(chunk)
 
     @property

@@ -1,11 +1,32 @@
 """What a round needs of a model and of its head."""
 
+from collections.abc import Generator
 from typing import Protocol
 
 from torch import Tensor
 
 from headlong.backends.torch.cache import CacheShape
 from headlong.backends.torch.step import Step
+
+Layers = Generator[None, None, Tensor]  # a pass that pauses between two layers, and gives its hidden states in the end
+
+
+def finish(layers: Layers) -> Tensor:
+    """All of a pass, or what is left of it."""
+    while True:
+        if (hidden := go_on(layers, 1)) is not None:
+            return hidden
+
+
+def go_on(layers: Layers, count: int) -> Tensor | None:
+    """So many layers more; the hidden states if those were the last."""
+    try:
+        for _ in range(count):
+            next(layers)
+    except StopIteration as end:
+        hidden: Tensor = end.value
+        return hidden
+    return None
 
 
 class Head(Protocol):
@@ -32,12 +53,14 @@ class Model(Protocol):
     """A target, made from (its family's config, a loader, the longest position, whether to load the head)."""
 
     cache_shape: CacheShape
+    layer_count: int
 
     @property
     def head(self) -> Head | None: ...
 
-    def __call__(self, tokens: Tensor, step: Step) -> Tensor:
-        """tokens [N] -> hidden states [N, H] after the final norm, which is what the head takes too."""
+    def by_layer(self, tokens: Tensor, step: Step) -> Layers:
+        """tokens [N] -> hidden states [N, H] after the final norm, which is what the head takes too; with pauses, in
+        which passes over other rows may come."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, H] -> [N, vocab] in float32."""

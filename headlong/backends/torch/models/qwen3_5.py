@@ -15,6 +15,7 @@ from headlong.backends.torch.kernels.pick import embed
 from headlong.backends.torch.kernels.rope import Rope
 from headlong.backends.torch.lm_head import DraftHead
 from headlong.backends.torch.loader import Loader
+from headlong.backends.torch.models.base import Layers
 from headlong.backends.torch.step import Step
 from headlong.checkpoint.families.qwen3_5 import Qwen35Config
 
@@ -149,6 +150,7 @@ class Qwen35:
                 mixer = GatedDeltaNet(config, inner.under("linear_attn"), recurrent)
                 recurrent += 1
             self.layers.append(Layer(config, inner, mixer, sparse))
+        self.layer_count = len(self.layers)
         self.norm = loader.norm("norm", h)
         self.head = Qwen35Head(self, loader.under("mtp"), attention, rope, draft_head) if draft_head else None
         self.cache_shape = _cache_shape(config, attention + with_head, recurrent)
@@ -156,9 +158,10 @@ class Qwen35:
     def embed(self, tokens: Tensor) -> Tensor:
         return embed(self.embed_tokens, tokens, self.dtype)
 
-    def __call__(self, tokens: Tensor, step: Step) -> Tensor:
-        x, add = self.embed(tokens), None
-        for layer in self.layers:
+    def by_layer(self, tokens: Tensor, step: Step) -> Layers:
+        x, add = self.layers[0](self.embed(tokens), None, step)
+        for layer in self.layers[1:]:
+            yield
             x, add = layer(x, add, step)
         return add_norm(x, add, self.norm, self.config.rms_norm_eps)[1]
 
