@@ -15,12 +15,12 @@ from headlong.engine.loan import ENOUGH, Loan
 from headlong.engine.probe import FIRST_WAIT, REST, Probe
 from headlong.engine.request import RAGGED, Sizes
 from headlong.engine.roundcost import STRETCH, RoundCosts
-from headlong.engine.scene import FAIR, HEAD, SHALLOW, WORTH, Scene
+from headlong.engine.scene import HEAD, SHALLOW, WORTH, Scene
 
 # When depths change
-YOUNG = 16  # rounds after a change of rows in which depths are considered every second one; fewer with more rows
+YOUNG = 16  # rounds after a change of rows in which depths are considered often, ever less; fewer with more rows
 FEW = 4  # rows, of which one more or less changes much
-IDLE = 8  # rounds of rest for every four rows, while the best plan stands and nothing is to be tried
+IDLE = 8  # rounds of rest for every four rows, or fewer, while the best plan stands and nothing is to be tried
 CROWD = 4  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
@@ -77,7 +77,7 @@ class RowDepth:
         if self.asked is not None:
             return f"depth {self.asked} was asked for"
         if self.note is None or self.depth is None:
-            return "no round was planned yet"
+            return "no drafts stood ready that were worth it"
         if self.now < self.depth or not self.cap:
             return f"at most {self.cap} drafts are allowed now"
         if self.depth >= self.most:
@@ -101,7 +101,7 @@ class DepthController:
         self._rows: list[RowDepth] = []  # of the last round
         self._crowd, self._same = 0, True  # how many they were when depths were last considered; whether they are those
         self._scene: Scene | None = None
-        self._clock = self._planned = self._wake = self._young = 0  # rounds
+        self._clock = self._planned = self._wake = self._born = self._young = 0  # rounds
         self._drag = self._lags = 0.0  # rounds lost by standing still, and of late by each round
         self._credit = FIRST_CREDIT  # rounds that may be lost by trying
         self._solvent = 0  # when that is enough for the next probe
@@ -126,21 +126,26 @@ class DepthController:
         """Drafts that the head is to leave for each row's next round."""
         self._clock += 1
         self.anchors = False
+        self._loan.pass_round()
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
         if same and self._clock < self._wake and not self._loan.runs(self._clock):
             return [row.now for row in rows]
         auto = [row for row in rows if row.asked is None]
         if not same:
             self._rows, self._same = list(rows), False
+            if self._loan.meet(len(auto), sum(row.asked == 0 for row in rows), self._sizes.padded):
+                self._wake = self._clock  # whom drafts cost something has come, or is gone
         rests = self._clock < self._wake and not other_crowd(len(rows), self._crowd) and self._welcome(auto)
         if not any(row.cap > 0 for row in auto):
             rests, self._planned = True, self._clock  # nothing is saved up while nobody could try
+            self._loan.taken = 0.0
         if self._loan.runs(self._clock):
             return [row.now if row.asked is not None else min(self._loan.depth, row.cap) for row in rows]
         if rests:
             return [row.now for row in rows]
-        scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes)
+        scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes, self._loan.lent)
         depths = self._settle(scene)
+        self._loan.taken = scene.price(depths)
         scene.annotate(depths)
         tried = self._borrow(scene, depths) or self._try(scene, depths)
         self._planned, self._crowd, self._same = self._clock, len(rows), True
@@ -153,17 +158,18 @@ class DepthController:
 
     def _rest(self, scene: Scene, depths: Sequence[int]) -> int:
         """Rounds to the next consideration: more while the best plan stands, but to the next trial that is due."""
+        if scene.abstains(depths):
+            return int(max(REST, min(LONGEST_LOOK, self._loan.wait)))
         if self._clock < self._young:
-            return 2
+            return 2 if self._drag or self._changed == self._clock else max(2, self._clock - self._born)
         usual = REST + (1 if scene.padded else 2) * (scene.rows // REST)
         if scene.padded or self._changed == self._clock:
             return usual
         # While nobody drafts nothing new is learnt, but by trials.
-        longest = REST + IDLE * (scene.rows // REST) if any(depths) or scene.rows < FEW else LONGEST_LOOK
+        few = any(depths) or scene.rows < FEW
+        longest = max(IDLE, REST + IDLE * (scene.rows // REST)) if few else LONGEST_LOOK
         if self._drag:
             longest = min(longest, int((DRAG - self._drag) / max(self._lags, BUDGET)))
-        if scene.lends(depths):
-            return max(usual, longest)
         due = [max(row.probe.due, self._solvent) for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         return max(usual, min(longest, *(when - self._clock for when in (self._look, *due))))
 
@@ -172,15 +178,14 @@ class DepthController:
         scene.rate, depths = scene.search(scene.reach, scene.table)
         # Among many, one more or less changes little; unless rounds are padded, and it makes another shape.
         if not self._same and (scene.padded or scene.rows < FEW):
-            self._young = self._clock + YOUNG // scene.rows
+            self._born, self._young = self._clock, self._clock + YOUNG // scene.rows
         if self._welcome(scene.auto):
             standing = [row.now for row in scene.auto]
             gain = scene.rate * scene.cost(standing) / scene.gives(standing) - 1.0
-            if scene.bystanders and any(standing) and not any(depths):
-                gain += FAIR  # which others' drafts must be worth, or end
             self._lags = gain - DEAD_ZONE
             self._drag = max(0.0, self._drag + self._lags * (self._clock - self._planned))
-            if self._drag < DRAG + scene.waking(standing, depths) / scene.cost(standing):
+            patience = DRAG + scene.waking(standing, depths) / scene.cost(standing)
+            if scene.price(standing) <= scene.lent and self._drag < patience:
                 return standing
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
@@ -204,15 +209,15 @@ class DepthController:
 
     def _borrow(self, scene: Scene, depths: Sequence[int]) -> list[int] | None:
         """Depths for some rounds that rows which never draft can bear, where nobody drafts for their sake."""
-        if not scene.lends(depths) or any(row.probe.launched for row in scene.auto):
+        if not scene.abstains(depths) or any(row.probe.launched for row in scene.auto):
             return None
-        self._loan.earn(self._clock - self._planned)
-        yields, depth, price = scene.lent()
-        waking = scene.waking(depths, [depth] * len(depths)) / scene.cost(depths)
-        paid = yields >= ENOUGH and self._loan.spend(self._clock, depth, price, waking)
-        if not paid and not self._loan.look(self._clock):
-            return None
-        return [min(self._loan.depth, row.cap) for row in scene.auto]
+        yields, depth, price = scene.bargain()
+        if yields >= ENOUGH:
+            waking = scene.waking(depths, [depth] * len(depths)) / scene.cost(depths)
+            paid = self._loan.spend(self._clock, depth, price, waking)
+        else:
+            paid = self._loan.look(self._clock)
+        return [min(self._loan.depth, row.cap) for row in scene.auto] if paid else None
 
     # --- trying --------------------------------------------------------------------------------------------------
 
@@ -227,7 +232,7 @@ class DepthController:
             return None
         if self._anchor(scene, depths, cost):
             return [0] * len(depths)
-        if scene.lends(depths):
+        if scene.abstains(depths):
             return None  # what is lent tells enough
         idle = [row for row, depth in zip(scene.auto, depths, strict=True) if not depth]
         due = [row for row in idle if turned or row.probe.due <= self._clock] if hoped > WORTH else []
@@ -318,11 +323,9 @@ class DepthController:
 
     # --- windows -------------------------------------------------------------------------------------------------
 
-    def best_of(
-        self, kind: str, rows: int, sizes: Sequence[int], gained: Sequence[float], bystanders: bool = False
-    ) -> int:
+    def best_of(self, kind: str, rows: int, sizes: Sequence[int], gained: Sequence[float]) -> int:
         """Which of some rounds is clearly better than the first, by the tokens each is run with and what its rows gain,
-        all together, in rounds as theirs usually are; the more clearly beside such as never draft.
+        all together, in rounds as theirs usually are; beside such as never draft, of those that what they lend pays.
 
         A row whose round gives more than usual is repaid by others that do: what counts is how fast rows are in the
         long run, so each further token is worth as much as the ones before it.
@@ -334,8 +337,9 @@ class DepthController:
         usual = max(self._round_s, self._rest_s + table[sizes[0]])
         costs = [(table[size] - table[sizes[0]]) / usual for size in sizes]
         gains = [gain / rows for gain in gained]
-        best = max(range(len(sizes)), key=lambda one: gains[one] - costs[one])
-        return best if gains[best] > UNSURE * costs[best] + (FAIR if bystanders else SHALLOW) else 0
+        paid = [one for one, cost in enumerate(costs) if cost <= self._loan.purse]
+        best = max(paid, key=lambda one: gains[one] - costs[one])
+        return best if gains[best] > UNSURE * costs[best] + SHALLOW and self._loan.pay(costs[best]) else 0
 
     def worth_waiting(self, kind: str, rows: int, sizes: tuple[int, int], logs: float) -> bool:
         """Whether a round is better that begins when the text is known: by the tokens it is run with if it does not

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from math import exp, log1p
+from math import exp, inf, log1p
 from typing import TYPE_CHECKING
 
 from headlong.engine.request import Sizes
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 HEAD = "mtp"
 SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
-FAIR = 0.12  # gain for which any are made in every round beside rows that never have some
 PARKED = 0.05  # gain for which some rows rest while others draft
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 LATE = 0.5  # share of what is taken in late that is charged to who needs it: in long texts it is taken in anyway
@@ -25,8 +24,15 @@ class Scene:
     rounds are padded, its drafts are those that it is run with."""
 
     def __init__(
-        self, rows: "Sequence[RowDepth]", costs: RoundCosts, kind: str, depths: Sequence[int], sizes: Sizes
+        self,
+        rows: "Sequence[RowDepth]",
+        costs: RoundCosts,
+        kind: str,
+        depths: Sequence[int],
+        sizes: Sizes,
+        lent: float = inf,
     ) -> None:
+        """`lent`: the share of a round that a plan may cost rows which never draft; without limit if there are none."""
         deepest = max(depths)
         self.depths = depths  # that may be chosen, the least first
         self.auto = [row for row in rows if row.asked is None and row.cap > 0]
@@ -34,7 +40,7 @@ class Scene:
         fixed = [row.reach(HEAD, row.now) for row in rows if row.asked]
         self.fixed_deepest = max(map(len, fixed), default=0)
         self.rows = len(rows)
-        self.bystanders = any(row.asked == 0 for row in rows)  # who only lose by others' drafts
+        self.lent, self.bystanders = lent, lent < inf
         self.padded, self.run = sizes.padded, sizes.rows(len(rows))
         self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
         self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
@@ -85,9 +91,9 @@ class Scene:
             ]
             rate, some = self._share(shares, depth, table)
             fell = 0 if rate > best[0] else fell + 1
-            first = not any(best[1])
-            if rate > best[0] * (1.0 + (FAIR if first and self.bystanders else SHALLOW)):
-                best = rate, [min(depth, len(give) - 1) if row in some else 0 for row, give in enumerate(gives)]
+            plan = [min(depth, len(give) - 1) if row in some else 0 for row, give in enumerate(gives)]
+            if rate > best[0] * (1.0 + SHALLOW) and self.price(plan) <= self.lent:
+                best = rate, plan
             if fell > 1:
                 break
         return best
@@ -120,19 +126,23 @@ class Scene:
             table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
             yield self.search(reaches, table, depths)
 
-    def lends(self, depths: Sequence[int]) -> bool:
+    def price(self, depths: Sequence[int]) -> float:
+        """What a plan costs rows that never draft, in rounds."""
+        return self.cost(depths) / self.cost([0] * len(depths)) - 1.0
+
+    def abstains(self, depths: Sequence[int]) -> bool:
         """Whether nobody drafts for the sake of rows that never do, which lend some of their time instead."""
         return self.bystanders and not any(depths)
 
-    def lent(self) -> tuple[float, int, float]:
+    def bargain(self) -> tuple[float, int, float]:
         """Of the depths that all could have, the one that gives most for what it costs: tokens more for each round that
         it takes longer, that depth, and the rounds. Nobody drafts yet but who was told to."""
-        nobody, rows = self.cost([0] * len(self.auto)), len(self.auto)
+        rows = len(self.auto)
         found = []
         for depth in self.depths:
             depths = [min(depth, len(reach)) for reach in self.reach]
             gives = exp(sum(log1p(sum(reach[:depth])) for reach in self.reach) / rows) - 1.0
-            price = max(WORTH, self.cost(depths) / nobody - 1.0)
+            price = max(WORTH, self.price(depths))
             found.append((gives / price, depth, price))
         return max(found)
 

@@ -218,6 +218,7 @@ class Windows:
         self._quiet = 0  # times in a row that no patient row had any
         self._unheard = 0  # rounds for which those are not asked
         self._bare = False  # the next round is to tell what one without drafts costs
+        self._bystanders = False  # some row of the last round never drafts, and only loses by others' drafts
 
     def offer(self, job: "Job") -> Offer:
         drafting = job.drafting
@@ -227,8 +228,10 @@ class Windows:
         return drafting.offer(self._most(job), head_alone)
 
     def _passes_over(self, drafting: Drafting) -> bool:
-        """Whether a row is not asked for drafts beside the head's just now."""
-        return (self._unasked > 0 and drafting.depth.asked is None) or (self._unheard > 0 and drafting.patient)
+        """Whether a row is not asked for drafts beside the head's just now. The head gives more for what rows lend that
+        never draft, and the search costs them time too."""
+        unheard = self._unheard > 0 or self._bystanders
+        return (self._unasked > 0 and drafting.depth.asked is None) or (unheard and drafting.patient)
 
     def expected(self, job: "Job", window: Window) -> Offer:
         """What there will be to verify when a round with this window, which is under way, has ended."""
@@ -263,6 +266,7 @@ class Windows:
         if other_crowd(len(offered), self._rows):
             self._refused = self._quiet = self._unasked = self._unheard = 0
         self._rows, self._unasked = len(offered), max(0, self._unasked - 1)
+        self._bystanders = any(job.drafting.depth.asked == 0 for job, _ in offered)
         self._listen(offered)
         offered = self._worthwhile(offered, kind)
         rests = self._rests(offered)
@@ -277,8 +281,8 @@ class Windows:
 
     def _listen(self, offered: "Sequence[tuple[Job, Offer]]") -> None:
         """Rows that could only have n-grams are asked ever less often while none of them has any."""
-        if self._unheard:
-            self._unheard -= 1
+        if self._unheard or self._bystanders:
+            self._unheard = max(0, self._unheard - 1)
             return
         quiet = all(offer.given is None for job, offer in offered if job.drafting.patient)
         self._quiet = self._quiet + 1 if quiet else 0
@@ -290,18 +294,17 @@ class Windows:
         The head's drafts were planned and made with the others'; all of them are verified.
         """
         counts = [offer.count for _, offer in offered]
-        bystanders = any(job.drafting.depth.asked == 0 for job, _ in offered)
         gains = []  # of each further draft, in rounds of its row as they usually are
         for place, (job, offer) in enumerate(offered):
             if offer.given is not None and job.drafting.depth.asked is None:
-                gains += [(gain, place) for gain in job.drafting.gains(offer, repaid=not bystanders)]
+                gains += [(gain, place) for gain in job.drafting.gains(offer, repaid=not self._bystanders)]
                 counts[place] = offer.left
         if not gains:
             return offered
         gains.sort(key=itemgetter(0), reverse=True)  # a row's own become ever less, so they stay in their order
         sizes = self.limits.sizes.growing(counts, [place for _, place in gains])
         gained = list(accumulate((gain for gain, _ in gains), initial=0.0))
-        best = self.controller.best_of(kind, len(offered), sizes, gained, bystanders)
+        best = self.controller.best_of(kind, len(offered), sizes, gained)
         self._refused = 0 if best else self._refused + 1
         self._unasked = min(self._refused, MOST_UNASKED)
         for _, place in gains[:best]:

@@ -116,9 +116,11 @@ class Simulation:
 
     def gives(self, depths):
         """A round's tokens, as if all rows gave as many."""
-        pairs = zip(self.chances, depths, strict=True)
-        each = (sum(chance**place for place in range(depth + 1)) for chance, depth in pairs)
-        return len(self.rows) * geometric_mean(each)
+        return len(self.rows) * geometric_mean(self.tokens(row, depth) for row, depth in enumerate(depths))
+
+    def tokens(self, row, depth):
+        """That a row's window gives on average."""
+        return sum(self.chances[row] ** place for place in range(depth + 1))
 
     def planned(self, depths):
         return self.gives(depths) / sum(self._seconds(self.sizes.tokens(depths), self.sizes.steps(depths)))

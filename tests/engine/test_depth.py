@@ -3,12 +3,14 @@
 import json
 import random
 from itertools import product
+from math import inf
 from statistics import mean
 
 import pytest
 
 from headlong.engine.acceptance import Acceptance
 from headlong.engine.depth import DepthController, RowDepth
+from headlong.engine.loan import LENT
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import RoundCosts
 from headlong.engine.scene import HEAD, LATE, PARKED, Scene
@@ -26,7 +28,7 @@ def test_it_finds_the_best_depth(machine, rows):
     shares = {}
     for chance in CHANCES:
         learning, learnt = [], []
-        for seed in range(3):
+        for seed in range(9):
             simulation = Simulation(machine, [chance] * rows, seed)
             learning.append(simulation.run(200) / simulation.best())
             simulation.run(200)
@@ -270,21 +272,22 @@ def test_an_asked_depth_is_kept():
     assert controller.plan(rows, "plain")[0] == 1
 
 
-def test_rows_beside_such_as_never_draft_need_a_clear_gain():
-    """Drafts of half the rows give 3.8 % by the product of speeds."""
+def test_rows_beside_such_as_never_draft_leave_them_their_time():
+    """Drafts of half the rows give 3.8 % by the product of speeds, and cost the others 25 %."""
     costs = RoundCosts()
     for size in (4, 6, 8) * 20:
         costs.record("plain", size, 0.010 * (size / 4) ** 0.7, [2], 1e-6, rows=4)
 
-    def chosen(*asked):
+    def chosen(*asked, lent=inf):
         rows = [RowDepth(deepest=1, asked=each) for each in asked]
         for row in rows:
             row.record(HEAD, 100, 100)
-        scene = Scene(rows, costs, "plain", range(1, 2), Sizes())
+        scene = Scene(rows, costs, "plain", range(1, 2), Sizes(), lent)
         return scene.search([[0.9]] * asked.count(None), scene.table)[1]
 
     assert chosen(None, None, None, None) == [1, 1, 1, 1]
-    assert chosen(None, None, 0, 0) == [0, 0]
+    assert chosen(None, None, 0, 0, lent=LENT) == [0, 0]
+    assert chosen(None, None, 0, 0, lent=0.4) == [1, 1]
 
 
 def test_a_cap_holds_at_once_and_no_longer_than_it_stands():
@@ -341,9 +344,27 @@ def test_the_best_of_some_rounds():
     assert simulation.controller.best_of("plain", 16, [16, 17, 18, 19], gained) == 0
 
 
+def test_rounds_that_rows_which_never_draft_cannot_bear_are_not_had():
+    """What they lend pays for longer rounds while it lasts."""
+    simulation = Simulation("cpu", [0.8] * 4)
+    for row in simulation.rows[::2]:
+        row.asked = row.cap = 0
+    simulation.chances = [0.0] * 4  # so that the head has no use for it
+    simulation.run(400)
+    found = [simulation.controller.best_of("plain", 4, [4, 5, 6], (0.0, 0.9, 1.7)) for _ in range(99)]
+    assert found[0] == 2
+    assert found.count(0) > 10
+    assert found == sorted(found, reverse=True)
+    for row in simulation.rows[::2]:
+        row.asked, row.cap = None, 8
+    simulation.go(0)
+    simulation.round()
+    assert simulation.controller.best_of("plain", 3, [3, 4, 5], (0.0, 0.9, 1.7)) == 2
+
+
 def test_it_says_why():
     assert RowDepth(asked=2).why == "depth 2 was asked for"
-    assert RowDepth(deepest=8).why == "no round was planned yet"
+    assert RowDepth(deepest=8).why == "no drafts stood ready that were worth it"
     reasons = []
     for seed in range(5):
         simulation = Simulation("cpu", [0.05], seed)

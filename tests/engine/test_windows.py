@@ -312,9 +312,23 @@ def test_who_is_worth_it_or_was_asked_for_is_asked_every_round():
 def test_other_rows_are_a_reason_to_ask_anew():
     proposer, windows, job = asking(None, 0.9)
     assert rounds_asked(proposer, windows, job, 30)[-1] == 27  # the next time would be in round 35
-    _, other = make(depth=0, limits={"context": 1000})
+    _, other = make(depth=1, limits={"context": 1000})
     windows.plan([(each, windows.offer(each)) for each in (job, other)], "plain")
     assert rounds_asked(proposer, windows, job, 6) == [0, 2, 5]
+
+
+@pytest.mark.parametrize(("other", "head", "spared"), [(0, True, True), (1, True, False), (0, False, False)])
+def test_n_grams_are_not_asked_for_beside_rows_that_never_draft(other, head, spared):
+    """Which the first round finds out. But where there is no head to draft for what they lend."""
+    proposer = Asked([5, 6, 7, 8], match=LONG_MATCH)
+    windows, job = make(depth=None, max_tokens=900, head=head, proposers=(proposer,), limits={"context": 1000})
+    _, beside = make(depth=other, limits={"context": 1000})
+    asked = 0
+    for _ in range(9):
+        asked += not windows._bare  # a round that is to have no drafts asks nobody
+        windows.plan([(each, windows.offer(each)) for each in (job, beside)], "plain")
+    assert proposer.asked == (1 if spared else asked)
+    assert asked > 5
 
 
 @pytest.mark.parametrize(("depth", "drafts"), [(None, 0), (4, 4)])

@@ -10,6 +10,7 @@ import { seconds, whole } from "./words.js";
 const LEAST_TRACK = 40; // tokens that fill the track at the start
 const LEAD = 1.15; // the track is this much longer than the leader has come
 const NAMES = { mtp: "MTP", ngram: "N-gram" };
+const DEPTHS = { mtp: 3, ngram: 8 }; // left to itself the server drafts little beside a plain answer, which loses by it
 const SEEDS = 2 ** 31;
 
 export class Race {
@@ -52,7 +53,8 @@ export class Race {
     const { settings } = this.page;
     const shared = { messages: [...settings.system, { role: "user", content: text }], ...settings.read() };
     if (shared.temperature > 0) shared.seed ??= Math.floor(Math.random() * SEEDS);
-    const speculative = { kind: this.kind, depth: settings.depth || "auto" }; // depth 0 would be plain decoding twice
+    const asked = settings.depth === "auto" ? 0 : settings.depth; // depth 0 would be plain decoding twice
+    const speculative = { kind: this.kind, depth: asked || DEPTHS[this.kind] };
     return [{ ...shared, speculative }, { ...shared, speculative: { kind: "none" } }];
   }
 

@@ -211,12 +211,24 @@ def test_both_lanes_get_the_same_but_for_drafting(visit, stand_in):
     visitor.page.eval_on_selector("#temperature", "field => { field.value = 0.7; }")
     visitor.race()
     drafted, plain = sorted(stand_in.bodies, key=lambda body: body["speculative"]["kind"])
-    assert drafted.pop("speculative") == {"kind": "mtp", "depth": "auto"}
+    assert drafted.pop("speculative") == {"kind": "mtp", "depth": 3}
     assert plain.pop("speculative") == {"kind": "none"}
     assert drafted == plain
     assert isinstance(plain["seed"], int)
     assert f"seed {plain['seed']}" in visitor.page.inner_text("#race-note")
     assert "share this machine" in visitor.page.inner_text("#race-note")
+
+
+@pytest.mark.parametrize(("kind", "depth", "asked"), [("auto", "auto", 3), ("ngram", "auto", 8), ("auto", "5", 5)])
+def test_a_race_asks_for_a_depth(visit, stand_in, kind, depth, asked):
+    """Beside a plain lane the server would hardly draft by itself."""
+    stand_in.reply = short_answer
+    visitor = visit(stand_in.address)
+    for field, value in (("kind", kind), ("depth", depth)):
+        visitor.page.eval_on_selector(f"#{field}", "(field, value) => { field.value = value; }", value)
+    visitor.race()
+    (drafted,) = [body["speculative"] for body in stand_in.bodies if body["speculative"]["kind"] != "none"]
+    assert drafted["depth"] == asked
 
 
 def test_the_page_works_by_keyboard(visit, stand_in):
