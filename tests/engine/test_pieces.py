@@ -96,6 +96,23 @@ def test_a_request_may_be_cancelled(layered):
     assert len(engine.backend.chunks) == 8
 
 
+@pytest.mark.parametrize("stage", ["prefill", "round"])
+def test_an_interrupt_cancels_it(layered, monkeypatch, stage):
+    engine = layered()
+    index = amid(engine)
+
+    def interrupted(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.backend, stage, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert not engine.backend.rows
+    again = submit(engine, LONG, 3)
+    assert finish(engine, index, again) == [(), walked(LONG, 3)]
+
+
 def test_a_prompt_that_makes_room_begins_anew(layered):
     """The row that decodes is older, and takes the pages that it needs."""
     engine = layered(Settings(prefix_bytes=0, budget=1), rows=2, pages=16, page=4, pieces=8)

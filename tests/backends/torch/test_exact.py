@@ -159,13 +159,17 @@ def test_prompts_piece_by_piece(bench, pieces):
     assert [trace.kept for trace in cut.values()] == [trace.kept for trace in whole.values()]
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize("bench", ["dense-native-1", "dense-reference-1"], indirect=True)
-def test_a_row_that_was_released_amidst_a_chunk_is_as_new(bench):
+def test_a_row_that_was_released_amidst_a_chunk_is_as_new(bench, interrupted):
+    """Also if nothing came of the release."""
     driver = Driver(bench.open())
     job = Job(bench.prompt(66), depth=fixed(2))
     driver.start(0, Job(bench.prompt(80), pieces=2, at_once=False))
     driver.prefill(0)
     assert driver.chunks
+    if interrupted:
+        driver.backend.release = lambda row: None
     driver.release(0)
     assert not driver.run({0: job}, COUNT)[0].difference(bench.plain(job, COUNT), COUNT)
 
