@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 from headlong.engine.backend import open_backend
 from headlong.engine.engine import Engine
-from headlong.engine.request import Emitted, Output, Request, Sampling
-from headlong.errors import DraftError, UserError
+from headlong.engine.request import Constraint, Emitted, Output, Request, Sampling
+from headlong.errors import DraftError, Fault, QueueFull, UserError
 from headlong.settings import Settings
 from headlong.version import __version__
 
 if TYPE_CHECKING:
     from headlong.checkpoint.checkpoint import Checkpoint
 
-__all__ = ["Emitted", "Engine", "Output", "Request", "Sampling", "Settings", "UserError", "__version__", "load"]
+__all__ = [
+    "Constraint",
+    "Emitted",
+    "Engine",
+    "Fault",
+    "Output",
+    "QueueFull",
+    "Request",
+    "Sampling",
+    "Settings",
+    "UserError",
+    "__version__",
+    "load",
+]
 
 
 def load(name: "str | PathLike[str] | None" = None, *, require_draft: bool = False, **settings: Any) -> Engine:

@@ -38,7 +38,7 @@ class Settings:
     cache_tokens: int = 0  # positions that all rows together may hold; 0: every row's whole context
     memory_fraction: float = 0.9  # of a GPU's memory that weights, pages and rounds may take
     prefix_bytes: int = 1 << 30  # for prompts' beginnings kept for later requests; 0: none are kept
-    queue: int = 1024  # requests that may wait; more are refused
+    queue: int = 1024  # requests that may wait; one more is refused, but a list is taken whole
     draft_kind: str = "auto"  # auto: the model's head if it has one, n-grams, and a request's prediction
     threads: int = 0  # of the CPU; 0: as many as torch takes. Without compiled kernels prompts' last bits depend on it
 

@@ -13,7 +13,10 @@ from headlong.backends.fake import FakeBackend
 from headlong.errors import DraftError
 from tests.engine.conftest import byte_tokenizer
 
-NAMES = ["Emitted", "Engine", "Output", "Request", "Sampling", "Settings", "UserError", "__version__", "load"]
+RAISED = ["Fault", "QueueFull", "UserError"]
+NAMES = sorted(
+    ["Constraint", "Emitted", "Engine", "Output", "Request", "Sampling", "Settings", *RAISED, "__version__", "load"]
+)
 
 
 def test_the_public_names():

@@ -127,11 +127,11 @@ class Answer:
         return [Emitted(self.job.index, None, piece, position=0, finish_reason=reason)]
 
     def output(self) -> Output:
-        """What there is so far; an answer that is not complete counts as cancelled."""
+        """What there is so far; while more may come, there is no reason why it ended."""
         return Output(
             text="".join(self._pieces),
             tokens=self.tokens,
-            finish_reason=self.finish_reason or "cancelled",
+            finish_reason=self.finish_reason or "",
             prompt_tokens=len(self.job.prompt),
             speculative=self.counts.speculative(),
             timings=self.counts.timings(len(self.job.prompt), len(self._tokens)),

@@ -58,7 +58,7 @@ class Grammars:
         self._executor = LLExecutor(num_threads=1)
         self._head = _Head(len(speller.tokens), vocab, eos)
 
-    def compile(self, constraint: Constraint) -> "Guide":
+    def compile(self, constraint: Constraint, min_tokens: int = 0) -> "Guide":
         """A guide at the beginning of its text; a UserError says why there is none."""
         from llguidance import LLMatcher
 
@@ -69,7 +69,7 @@ class Grammars:
             matcher = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0)
         except (ValueError, RecursionError) as error:
             raise _refusal(kind, str(error)) from error
-        guide = Guide(matcher, self._executor, self._head)
+        guide = Guide(matcher, self._executor, self._head, min_tokens)
         try:
             guide.rehearse()
         except Fault as fault:
@@ -83,12 +83,15 @@ class Guide:
     What is allowed after some tokens depends on these tokens alone, not on how they came or what was asked before.
     """
 
-    def __init__(self, matcher: "LLMatcher", executor: "LLExecutor", head: "_Head") -> None:
+    def __init__(self, matcher: "LLMatcher", executor: "LLExecutor", head: "_Head", min_tokens: int) -> None:
+        """No end token comes before so many others, unless nothing else may."""
         self._matcher = matcher
         self._executor = executor
         self._head = head
         self._over = False  # nothing but end tokens may follow
         self._sure: tuple[int, ...] = ()  # the next tokens, as far as they are known to be the only choice
+        self._written = 0  # tokens of the text
+        self._min_tokens = min_tokens
 
     @property
     def complete(self) -> bool:
@@ -102,6 +105,7 @@ class Guide:
             raise Fault(f"the constraint does not allow the tokens {text} ({_reason(self._matcher.get_error())}).")
         goes_on = self._sure[: len(text)] == tuple(text)
         self._sure = self._sure[len(text) :] if goes_on else ()
+        self._written += len(text)
         self._over = self._over or len(text) < len(tokens) or self._matcher.is_stopped()
 
     def valid(self, drafts: Sequence[int]) -> int:
@@ -110,10 +114,10 @@ class Guide:
         taken = 0
         while taken < len(text) and self._take(text[taken], self._sure[taken : taken + 1]):
             taken += 1
-        ends = list(takewhile(self._head.eos.__contains__, drafts[taken:]))
-        allowed = taken + (len(ends) if ends and self._may_end() else 0)
         self._back(taken)
-        return allowed
+        ends = list(takewhile(self._head.eos.__contains__, drafts[taken:]))
+        may_end = ends and self._head.may_end(self.masks(drafts[:taken])[taken])
+        return taken + len(ends) if may_end else taken
 
     def forced(self, most: int) -> tuple[int, ...]:
         """Tokens that come now whatever the model says: each is the only one its mask leaves. Often there are none.
@@ -134,8 +138,8 @@ class Guide:
     def masks(self, drafts: Sequence[int]) -> NDArray[np.int32]:
         """[drafts + 1, ceil(vocab / 32)]: the bits of the tokens allowed after none, one, .. all of the valid drafts.
 
-        No row is empty: where the grammar is at its end, and after an end token, all end tokens are allowed. Rows that
-        follow a draft which is not valid mean nothing.
+        No row is empty: where the grammar is at its end, and after an end token, all end tokens are allowed; where it
+        could end and go on, unless there are too few tokens. Rows that follow a draft which is not valid mean nothing.
         """
         head = self._head
         # A head may draft a token that the tokenizer does not have.
@@ -147,17 +151,15 @@ class Guide:
             rows[:open_rows, : head.known_words] = some
         # A few words: in an array's own operations most of the time would go to calling them.
         for place, row in enumerate(rows):
-            if place >= open_rows or head.may_end(row):  # one end token is as good as another
-                for column, bits in head.ends:
-                    row[column] |= bits
+            if place >= open_rows or head.may_end(row):
+                self._put_ends(row, self._written + place)
         return rows
 
     def rehearse(self) -> None:
         """One step there and back, at the start: a Fault where the grammar allows nothing, or no way back."""
         self._check()
         (row,) = self.masks(())
-        for column, bits in self._head.ends:
-            row[column] &= ~bits
+        self._head.forbid_ends(row)
         filled = np.flatnonzero(row)
         self._over = not filled.size
         if filled.size:
@@ -175,8 +177,13 @@ class Guide:
         fits = token == only[0] if only else 0 <= token < self._head.known
         return fits and self._matcher.try_consume_tokens([token]) == 1
 
-    def _may_end(self) -> bool:
-        return self._head.may_end(self.masks(())[0])
+    def _put_ends(self, row: NDArray[np.int32], written: int) -> None:
+        """All end tokens in the mask after so many tokens, if one may come: one is as good as another. Or none."""
+        if written < self._min_tokens:
+            self._head.forbid_ends(row)
+            if row.any():
+                return
+        self._head.allow_ends(row)
 
     def _fill(self, drafts: list[int]) -> NDArray[np.int32]:
         """[drafts + 1, known words]; in one call, since each one gives the interpreter away."""
@@ -217,6 +224,14 @@ class _Head:
     def may_end(self, row: NDArray[np.int32]) -> bool:
         """Whether a mask allows one of the end tokens."""
         return any(row[column] & bits for column, bits in self.ends)
+
+    def allow_ends(self, row: NDArray[np.int32]) -> None:
+        for column, bits in self.ends:
+            row[column] |= bits
+
+    def forbid_ends(self, row: NDArray[np.int32]) -> None:
+        for column, bits in self.ends:
+            row[column] &= ~bits
 
 
 class _Speller:

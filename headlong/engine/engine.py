@@ -5,6 +5,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from headlong.engine.answer import Answer
 from headlong.engine.backend import Backend
 from headlong.engine.depth import DepthController
-from headlong.engine.intake import Intake, Options, Prompt, one_answer, requests_from
+from headlong.engine.intake import Intake, Options, Prompt, one_answer, one_prompt, requests_from
 from headlong.engine.loop import Loop
 from headlong.engine.request import Emitted, Output, Request
 from headlong.engine.roundcost import RoundCosts
@@ -25,6 +26,8 @@ from headlong.settings import Settings
 if TYPE_CHECKING:
     from headlong.engine.text import Text
 
+Asked = Prompt | Request
+Several = Sequence[Prompt] | Sequence[Request]
 Post = Callable[[list[Emitted]], None]
 PATIENCE_S = 0.05  # how long a waiting caller trusts that somebody else steps
 
@@ -61,6 +64,7 @@ class Engine:
         self._answers: dict[int, Answer] = {}  # every request not yet handed out, by index
         self._outboxes: dict[int, Post] = {}  # for requests that somebody waits on
         self._indices = itertools.count()
+        self._clerk = ThreadPoolExecutor(1, f"headlong {name}, requests")  # one, so that nobody is overtaken
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -75,42 +79,51 @@ class Engine:
     # --- whole answers -------------------------------------------------------------------------------------------
 
     @overload  # a str is a sequence of str too; the first signature that fits is meant
-    def generate(self, prompts: Prompt, **options: Unpack[Options]) -> Output: ...  # type: ignore[overload-overlap]
+    def generate(self, prompts: Asked, **options: Unpack[Options]) -> Output: ...  # type: ignore[overload-overlap]
 
     @overload
-    def generate(self, prompts: Sequence[Prompt], **options: Unpack[Options]) -> list[Output]: ...
+    def generate(self, prompts: Several, **options: Unpack[Options]) -> list[Output]: ...
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Output | list[Output]:
+    def generate(self, prompts: Asked | Several, **options: Unpack[Options]) -> Output | list[Output]:
         """Answer one prompt, or a list of them together. A prompt is text or token ids; `Options` has the rest.
 
-        With `n` above 1 every prompt gives so many answers, one after the other in a list.
+        With `n` above 1 every prompt gives so many answers, one after the other in a list. Instead of prompts there may
+        be `Request`s, each with options of its own. A list may be longer than the queue.
+
+        One answer that breaks raises a `Fault`. In a list it has finish_reason "fault" and an `error`, beside the
+        others, which are whole.
         """
         answers = self._accept_all(prompts, options)
         for _ in self._run(answers):
             pass
-        return _outputs(answers, prompts, options)
+        return _outputs(answers, _wants_one(prompts, options))
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> Iterator[Emitted]:
+    def stream(self, prompts: Asked | Several, **options: Unpack[Options]) -> Iterator[Emitted]:
         """Tokens as they come; `index` is the answer's place in the list. Leaving early cancels what is left."""
         return self._run(self._accept_all(prompts, options))
 
-    async def generate_async(
-        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> Output | list[Output]:
-        answers = self._accept_all(prompts, options)
+    async def generate_async(self, prompts: Asked | Several, **options: Unpack[Options]) -> Output | list[Output]:
+        """`generate` for an event loop."""
+        answers = await self._accept_aside(prompts, options)
         async with aclosing(self._run_async(answers)) as rounds:
             async for _ in rounds:
                 pass
-        return _outputs(answers, prompts, options)
+        return _outputs(answers, _wants_one(prompts, options))
 
-    def stream_async(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> AsyncIterator[Emitted]:
+    async def stream_async(self, prompts: Asked | Several, **options: Unpack[Options]) -> AsyncIterator[Emitted]:
         """`stream` for an event loop: `async for emitted in engine.stream_async(...)`."""
-        return _one_by_one(self.rounds_async(prompts, **options))
+        answers = await self._accept_aside(prompts, options)
+        async with aclosing(self._run_async(answers)) as rounds:
+            async for emitted in rounds:
+                for one in emitted:
+                    yield one
 
-    def rounds_async(
-        self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]
-    ) -> AsyncGenerator[list[Emitted]]:
-        """`stream_async`, with all tokens that one round gave these requests together."""
+    def rounds_async(self, prompts: Asked | Several, **options: Unpack[Options]) -> AsyncGenerator[list[Emitted]]:
+        """`stream_async`, with all tokens that one round gave these requests together.
+
+        Requests are checked before it returns, so that a refusal comes before an answer begins. That takes time: call
+        it in a thread of your own.
+        """
         return self._run_async(self._accept_all(prompts, options))
 
     def _run(self, answers: list[Answer]) -> Iterator[Emitted]:
@@ -208,7 +221,10 @@ class Engine:
                 self._stepping.release()
 
     def output(self, index: int) -> Output:
-        """What a request gave, or what it has so far. One that has ended is handed out once, then forgotten."""
+        """What a request gave, or what it has so far, with an empty finish_reason.
+
+        One that has ended is handed out once, then forgotten.
+        """
         with self._news:
             if index not in self._answers:
                 raise UserError(f"there is no request {index}; it was never submitted, or its output was handed out.")
@@ -232,6 +248,7 @@ class Engine:
         """Take no more requests, finish those there are or cancel them, and let go of the model."""
         with self._news:
             already, self._closed = self._closed, True
+            self._clerk.shutdown(wait=False)
         while finish and not already and self.busy:
             self._step_or_wait(lambda: False)
         for index in list(self._answers):
@@ -305,17 +322,26 @@ class Engine:
 
     # --- coming and going ----------------------------------------------------------------------------------------
 
-    def _accept_all(self, prompts: Prompt | Sequence[Prompt], options: Any) -> list[Answer]:
+    def _accept_all(self, prompts: Asked | Several, options: Any) -> list[Answer]:
         """Check requests against this engine; they are not queued yet."""
-        return [self._intake.accept(request, next(self._indices)) for request in requests_from(prompts, options)]
+        return [self._intake.accept(request, next(self._indices)) for request in _requests(prompts, options)]
+
+    async def _accept_aside(self, prompts: Asked | Several, options: Any) -> list[Answer]:
+        """The same without holding up an event loop, as tokenizers and grammars would; in the order of the calls."""
+        with self._news:
+            self._refuse_closed()
+            accepted = self._clerk.submit(self._accept_all, prompts, options)
+        return await asyncio.wrap_future(accepted)
 
     def _enqueue(self, answers: Sequence[Answer], post: Post | None) -> None:
+        """The queue bounds what callers add to it one by one; a list waits with its caller, so it is taken whole."""
         with self._news:
             self._refuse_closed()
             unfinished = sum(answer.finish_reason is None for answer in self._answers.values())
-            if unfinished + len(answers) > self.limits.rows + self.settings.queue:
+            most = self.limits.rows + self.settings.queue
+            if answers and unfinished >= most:
                 raise QueueFull(
-                    f"{unfinished} requests wait or run and {self.limits.rows + self.settings.queue} may; "
+                    f"{unfinished} requests wait or run and {most} may; "
                     "try again later or load the model with a longer queue."
                 )
             for answer in answers:
@@ -341,12 +367,26 @@ class Engine:
         self._outboxes.pop(index, None)
 
 
-def _outputs(answers: Sequence[Answer], prompts: Any, options: Any) -> Output | list[Output]:
+def _requests(prompts: Any, options: Any) -> list[Request]:
+    each: Any = [prompts] if isinstance(prompts, Request) else prompts
+    if one_prompt(each) or not any(isinstance(one, Request) for one in each):
+        return requests_from(each, options)
+    if not all(isinstance(one, Request) for one in each):
+        raise UserError("the list holds prompts beside Requests; give prompts alone or Requests alone.")
+    if options:
+        raise UserError(f"{', '.join(options)} was given beside a Request, which has its own options; set it there.")
+    return list(each)
+
+
+def _wants_one(prompts: Any, options: Any) -> bool:
+    return isinstance(prompts, Request) or one_answer(prompts, options)
+
+
+def _outputs(answers: Sequence[Answer], one: bool) -> Output | list[Output]:
     outputs = [answer.output() for answer in answers]
-    broken = next((output for output in outputs if output.finish_reason == "fault"), None)
-    if broken:
-        raise Fault(f"a request failed: {broken.error}")
-    return outputs[0] if one_answer(prompts, options) else outputs
+    if one and outputs[0].finish_reason == "fault":
+        raise Fault(f"a request failed: {outputs[0].error}")
+    return outputs[0] if one else outputs
 
 
 def _places(answers: Sequence[Answer]) -> dict[int, tuple[int, Answer]]:
@@ -357,13 +397,6 @@ def _placed(emitted: Emitted, places: Mapping[int, tuple[int, Answer]]) -> Emitt
     """As its caller knows it: by the place of its prompt, and at the end with all that it gave."""
     place, answer = places[emitted.index]
     return replace(emitted, index=place, output=None if emitted.finish_reason is None else answer.output())
-
-
-async def _one_by_one(rounds: AsyncGenerator[list[Emitted]]) -> AsyncIterator[Emitted]:
-    async with aclosing(rounds):
-        async for emitted in rounds:
-            for one in emitted:
-                yield one
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, outbox: "asyncio.Queue[list[Emitted]]", emitted: list[Emitted]) -> None:

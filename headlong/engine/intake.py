@@ -3,14 +3,13 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from numbers import Integral
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from headlong.engine.answer import Answer
 from headlong.engine.depth import DepthController
 from headlong.engine.proposals import Ngram, Prediction, Proposer
-from headlong.engine.request import Constraint, Limits, Request, Sampling
+from headlong.engine.request import Constraint, Limits, Request, Sampling, is_sequence, is_whole
 from headlong.engine.scene import HEAD
 from headlong.engine.scheduler import Job, pages_for
 from headlong.engine.stats import Counts, drafters_of, plain_reason
@@ -33,7 +32,7 @@ MOST_COMPLETIONS = 128
 
 
 class Options(TypedDict, total=False):
-    """The fields of `Request` and `Sampling` by name; their defaults and meaning are there.
+    """The fields of `Request` and `Sampling` by name; their defaults and meaning are there. None is the default too.
 
     `n` asks for several answers to each prompt; the i-th of a seeded request is the one that seed + i gives.
     One of the four constraints says what a text must be: a JSON schema (an object, or its JSON), a regular expression,
@@ -70,11 +69,11 @@ class Options(TypedDict, total=False):
 
 def one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is a prompt of its own, text or token ids, rather than a list of them."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and _is_id(prompts[0]))
+    return not is_sequence(prompts) or (len(prompts) > 0 and is_whole(prompts[0]))
 
 
 def one_answer(prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> bool:
-    return one_prompt(prompts) and options.get("n", 1) == 1
+    return one_prompt(prompts) and options.get("n") in (None, 1)
 
 
 def requests_from(prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]) -> list[Request]:
@@ -83,13 +82,14 @@ def requests_from(prompts: Prompt | Sequence[Prompt], options: Mapping[str, Any]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise UserError(f"{', '.join(unknown)} is not an option of a request; those are {', '.join(known)}.")
-    sampling = Sampling(**{name: value for name, value in options.items() if name in SAMPLING_NAMES})
-    rest = {name: value for name, value in options.items() if name in REQUEST_NAMES}
+    given = {name: value for name, value in options.items() if value is not None}
+    sampling = Sampling(**{name: value for name, value in given.items() if name in SAMPLING_NAMES})
+    rest = {name: value for name, value in given.items() if name in REQUEST_NAMES}
     stop = rest.pop("stop", ())
-    rest["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    rest["constraint"] = constraint_from({name: options[name] for name in CONSTRAINTS if name in options})
-    count = options.get("n", 1)
-    if not isinstance(count, int) or not 1 <= count <= MOST_COMPLETIONS:
+    rest["stop"] = (stop,) if isinstance(stop, str) else tuple(stop) if is_sequence(stop) else stop
+    rest["constraint"] = constraint_from({name: given[name] for name in CONSTRAINTS if name in given})
+    count = given.get("n", 1)
+    if not is_whole(count) or not 1 <= count <= MOST_COMPLETIONS:
         raise UserError(f"n is {count!r}; it must be a whole number between 1 and {MOST_COMPLETIONS}.")
     each: Sequence[Any] = [prompts] if one_prompt(prompts) else prompts
     samplings = [_seeded(sampling, place) for place in range(count)]
@@ -100,22 +100,28 @@ def _seeded(sampling: Sampling, place: int) -> Sampling:
     return sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + place) % 2**63)
 
 
-def constraint_from(options: Mapping[str, Any]) -> Constraint | None:
+def constraint_from(given: Mapping[str, Any]) -> Constraint | None:
     """The one constraint among `json_schema`, `regex`, `choice` and `grammar`, if there is one."""
-    given = {name: value for name, value in options.items() if value is not None}
     if len(given) > 1:
         raise UserError(f"{' and '.join(given)} were given; a text can have one constraint: leave the others out.")
     for kind, source in given.items():
         if kind == "json_schema" and not isinstance(source, str):
-            return Constraint(kind, json.dumps(source))
+            return Constraint(kind, _as_json(source))
         if kind == "choice":
-            if isinstance(source, str) or not all(isinstance(text, str) for text in source):
+            if not is_sequence(source) or not all(isinstance(text, str) for text in source):
                 raise UserError(f"choice is {source!r}; it must be a list of texts.")
             return Constraint(kind, tuple(source))
         if not isinstance(source, str):
             raise UserError(f"{kind} is {source!r}; it must be a text.")
         return Constraint(kind, source)
     return None
+
+
+def _as_json(schema: object) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"json_schema is not JSON ({error}); it must be an object, or its JSON as a text.") from error
 
 
 class Intake:
@@ -153,20 +159,28 @@ class Intake:
         return Answer(request, job, counts, self.text.decoder(prompt), self.eos)
 
     def _drafting(self, request: Request, prompt: tuple[int, ...]) -> Drafting:
-        guide = self._guide(request)
+        guide, prediction = self._guide(request), self._prediction(request)
         if plain_reason(request, self.limits, self.settings):
             return Drafting(self.depths.row(0), guide=guide)
         drafters = drafters_of(request, self.limits, self.settings)
         proposers: list[Proposer] = []
         if "ngram" in drafters:
             proposers.append(Ngram(prompt))
-        if "prediction" in drafters and request.prediction is not None:
-            proposers.append(Prediction(prompt_ids("the prediction", request.prediction, self.text)))
+        if "prediction" in drafters and prediction is not None:
+            proposers.append(Prediction(prediction))
         drawn = request.sampling.seed is None and not request.sampling.greedy
         return Drafting(self.depths.row(self._asked(request)), HEAD in drafters, proposers, guide, drawn)
 
     def _asked(self, request: Request) -> int | None:
         return None if request.depth is None else min(request.depth, self.limits.depth)
+
+    def _prediction(self, request: Request) -> tuple[int, ...] | None:
+        """The tokens expected, checked even where nobody drafts them."""
+        if request.prediction is None:
+            return None
+        tokens = prompt_ids("the prediction", request.prediction, self.text)
+        _refuse_strange_ids("the prediction", tokens, self.limits)
+        return tokens
 
     def _guide(self, request: Request) -> "Guide | None":
         if request.constraint is None:
@@ -176,7 +190,7 @@ class Intake:
                 from headlong.engine.constraint import Grammars
 
                 self._grammars = Grammars(self.text.to_json(), self.limits.vocab, self.eos)
-        return self._grammars.compile(request.constraint)
+        return self._grammars.compile(request.constraint, request.min_tokens)
 
 
 def _is_greedy(request: Request) -> bool:
@@ -184,14 +198,10 @@ def _is_greedy(request: Request) -> bool:
     return replace(sampling, seed=None) == Sampling() and request.constraint is None
 
 
-def _is_id(token: object) -> bool:
-    return isinstance(token, Integral)  # numpy's integers are not int
-
-
 def prompt_ids(what: str, given: str | Sequence[int], text: "Text") -> tuple[int, ...]:
     if isinstance(given, str):
         return tuple(text.encode(given))
-    strangers = [token for token in given if not _is_id(token)]
+    strangers = [token for token in given if not is_whole(token)]
     if strangers:
         raise UserError(f"{what} holds {strangers[0]!r}; it must be text or a sequence of token ids.")
     return tuple(int(token) for token in given)

@@ -120,8 +120,7 @@ class Loop:
 
     def rest(self) -> None:
         """Use a moment in which nobody waits."""
-        if not self._attempt([], self.turns.step):
-            self._attempt([], self.turns.drop)
+        self._attempt([], self.turns.step)
 
     def emitted(self) -> list[Emitted]:
         """What nobody was told of yet."""
@@ -152,19 +151,21 @@ class Loop:
             self._attempt([self.answers[job.index]], self._start, self.answers[job.index], match)
 
     def _start(self, answer: Answer, match: Match) -> None:
-        job, request = answer.job, answer.request
-        if job.seed is None:
+        job, request, guide = answer.job, answer.request, answer.job.drafting.guide
+        least = 0 if guide else request.min_tokens  # a guide alone knows where nothing but an end token may come
+        if job.seed is None:  # later it may find what it has run itself
             job.seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-        answer.counts.cached_tokens = match.length
+            answer.counts.cached_tokens = match.length
+            self.scheduler.prefix.count(match)
         start = Start(
             job.placed,
             job.prompt,
             request.sampling,
             job.seed,
-            quiet=tuple(sorted(answer.eos)) if request.min_tokens else (),
-            min_tokens=request.min_tokens,
+            quiet=tuple(sorted(answer.eos)) if least else (),
+            min_tokens=least,
             logprobs=request.logprobs,
-            masked=job.drafting.guide is not None,
+            masked=guide is not None,
             follows=job.drafting.uses_head,
             **_cached(match),
         )

@@ -80,12 +80,15 @@ class PrefixCache:
     def find(self, prompt: Sequence[int]) -> Match:
         """The longest part of a prompt that need not be prefilled; what is known of the prompt is used now."""
         path, depth = self._usable(prompt)
-        length = depth * self._limits.chunk
-        self.lookups += 1
-        self.hits += depth > 0
-        self.tokens_found += length
         pages = tuple(page for node in path[:depth] for page in node.pages)
-        return Match(length, pages, path[depth - 1].saved if depth else None, len(path) * self._limits.chunk)
+        saved = path[depth - 1].saved if depth else None
+        return Match(depth * self._limits.chunk, pages, saved, len(path) * self._limits.chunk)
+
+    def count(self, match: Match) -> None:
+        """Count what a request found. Idle turns look too, and so does a prompt that begins anew: nobody asked."""
+        self.lookups += 1
+        self.hits += match.length > 0
+        self.tokens_found += match.length
 
     def save_at(self, prompt: Sequence[int], match: Match) -> frozenset[int]:
         """Where chunks end after which a state is worth saving, when the prompt is prefilled from the match on.

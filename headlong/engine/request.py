@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headlong.errors import UserError
 from headlong.settings import MAX_DEPTH, REQUEST_DRAFT_KINDS
@@ -37,12 +38,12 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _within("temperature", self.temperature, 0.0, 100.0)
         if 0 < self.temperature < LOWEST_TEMPERATURE:
             raise UserError(
                 f"temperature is {self.temperature}; it must be 0 (greedy) or at least {LOWEST_TEMPERATURE}."
             )
-        _whole("top_k", self.top_k)
         _within("top_k", self.top_k, 0, math.inf)
         _within("top_p", self.top_p, 0.0, 1.0)
         _within("min_p", self.min_p, 0.0, 1.0)
@@ -52,23 +53,15 @@ class Sampling:
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         for token, bias in self.logit_bias.items():
-            _whole("a token of logit_bias", token)
             _within(f"logit_bias of token {token}", bias, -1e4, 1e4)
         if self.top_p == 0.0:
             raise UserError("top_p is 0; it must be above 0 (use temperature 0 for greedy decoding).")
-        if self.seed is not None:
-            _whole("seed", self.seed)
-            if not 0 <= self.seed < 2**63:
-                raise UserError(f"seed is {self.seed}; it must be between 0 and {2**63 - 1}.")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise UserError(f"seed is {self.seed}; it must be between 0 and {2**63 - 1}.")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
-
-
-def _whole(name: str, value: object) -> None:
-    if not isinstance(value, int):
-        raise UserError(f"{name} is {value!r}; it must be a whole number.")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
@@ -104,11 +97,7 @@ class Request:
     deadline_s: float | None = None  # seconds after submission at which it ends, complete or not
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "min_tokens", "priority"):
-            _whole(name, getattr(self, name))
-        stop: object = self.stop  # callers without a type checker give a bare string
-        if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
-            raise UserError(f"stop is {stop!r}; it must be a tuple of strings.")
+        _check_kinds(self)
         if any(not text for text in self.stop):
             raise UserError("a stop string is empty; give at least one character or leave it out.")
         if self.max_tokens < 1:
@@ -118,21 +107,88 @@ class Request:
         if self.constraint is not None and self.ignore_eos:
             raise UserError("ignore_eos was given with a constraint, whose text must be able to end; leave one out.")
         if self.logprobs is not None:
-            _whole("logprobs", self.logprobs)
             _within("logprobs", self.logprobs, 0, MOST_LOGPROBS)
         if self.deadline_s is not None:
             _within("deadline_s", self.deadline_s, 0.0, math.inf)
         self._check_drafting()
 
     def _check_drafting(self) -> None:
-        if self.depth is not None:
-            _whole("depth", self.depth)
-            if not 0 <= self.depth <= MAX_DEPTH:
-                raise UserError(f"depth is {self.depth}; it must be auto or between 0 and {MAX_DEPTH}.")
+        if self.depth is not None and not 0 <= self.depth <= MAX_DEPTH:
+            raise UserError(f"depth is {self.depth}; it must be auto or between 0 and {MAX_DEPTH}.")
         if self.draft_kind not in REQUEST_DRAFT_KINDS:
             raise UserError(f"draft_kind is {self.draft_kind!r}; it must be one of {', '.join(REQUEST_DRAFT_KINDS)}.")
         if self.draft_kind == "prediction" and self.prediction is None:
             raise UserError("draft_kind is 'prediction' and no prediction was given; give one or leave draft_kind out.")
+
+
+# --- what fields hold, for callers without a type checker --------------------------------------------------------
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)  # numpy's integers are not int
+
+
+def is_sequence(value: object) -> bool:
+    """Whether it is things in order, an array's too, rather than text or bytes."""
+    if isinstance(value, str | bytes | bytearray | memoryview):
+        return False
+    return isinstance(value, Sequence) or bool(getattr(value, "ndim", 0))
+
+
+class Kind(NamedTuple):
+    """What a field of some annotation holds: in words, how it is told, and how it is kept."""
+
+    wanted: str
+    holds: Callable[[Any], bool]
+    kept: Callable[[Any], Any] = lambda value: value
+
+    def of(self, name: str, value: object) -> Any:
+        if not self.holds(value):
+            raise UserError(f"{name} is {value!r}; it must be {self.wanted}.")
+        return self.kept(value)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # of a whole number
+        return math.inf if value > 0 else -math.inf
+
+
+def _biases(given: Mapping[Any, Any]) -> dict[int, float]:
+    return {
+        WHOLE.of("a token of logit_bias", token): NUMBER.of(f"logit_bias of token {token}", bias)
+        for token, bias in given.items()
+    }
+
+
+WHOLE = Kind("a whole number", is_whole, int)
+NUMBER = Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool), _float)
+KINDS: dict[Any, Kind] = {
+    bool: Kind("True or False", lambda value: isinstance(value, bool)),
+    int: WHOLE,
+    float: NUMBER,
+    str: Kind("a text", lambda value: isinstance(value, str)),
+    str | Sequence[int]: Kind(
+        "text or a sequence of token ids", lambda value: isinstance(value, str) or is_sequence(value)
+    ),
+    tuple[str, ...]: Kind(
+        "a tuple of strings",
+        lambda value: isinstance(value, tuple) and all(isinstance(text, str) for text in value),
+    ),
+    Mapping[int, float]: Kind("a mapping of token ids to numbers", lambda value: isinstance(value, Mapping), _biases),
+    Sampling: Kind("a Sampling", lambda value: isinstance(value, Sampling)),
+    Constraint: Kind("a Constraint", lambda value: isinstance(value, Constraint)),
+}
+KINDS |= {annotation | None: kind for annotation, kind in KINDS.items()}
+
+
+def _check_kinds(given: Sampling | Request) -> None:
+    """Every field holds what its annotation says, numpy's numbers as Python's. None only where it is the default."""
+    for each in fields(given):
+        value = getattr(given, each.name)
+        if value is not None or each.default is not None:
+            object.__setattr__(given, each.name, KINDS[each.type].of(each.name, value))
 
 
 # --- engine to backend -------------------------------------------------------------------------------------------
@@ -360,7 +416,7 @@ class Output:
 
     text: str
     tokens: tuple[int, ...]
-    finish_reason: str
+    finish_reason: str  # empty while more may come
     prompt_tokens: int
     speculative: Speculative
     timings: Timings

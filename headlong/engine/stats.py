@@ -11,6 +11,8 @@ from headlong.engine.totals import Totals
 from headlong.engine.windows import Window
 from headlong.settings import Settings
 
+LONG_REST = 8  # rounds without drafts after which people are told why; a row that rests is tried more seldom
+
 
 def plain_reason(request: Request, limits: Limits, settings: Settings) -> str:
     """Why a request runs without drafts; empty when it may draft."""
@@ -78,11 +80,10 @@ class Counts:
         mine[1] += accepted
 
     def speculative(self) -> Speculative:
-        reason = self.reason or ("" if self._drafted or not self._rounds else self._why())
         return Speculative(
             requested=self._requested,
             used="+".join(sorted(self._by_drafter)) or "none",
-            reason=reason,
+            reason=self.reason or self._rests_because(),
             depth=0 if self.reason else len(self._drafted) if self._asked is None else self._asked,
             rounds=self._rounds,
             drafted=sum(self._drafted),
@@ -92,6 +93,13 @@ class Counts:
             drafters={name: (drafted, accepted) for name, (drafted, accepted) in sorted(self._by_drafter.items())},
             depths=tuple((depth, rounds) for depth, rounds in self._depths),
         )
+
+    def _rests_because(self) -> str:
+        """Why nothing, or nothing any more, is drafted for a row that may have drafts; empty while some are."""
+        drafts, rounds = self._depths[-1] if self._depths else (0, 0)
+        if drafts or not rounds or (self._drafted and rounds < LONG_REST):
+            return ""
+        return f"depth {self._asked} was asked for, and no drafts stood ready" if self._asked else self._why()
 
     def timings(self, prompt_tokens: int, tokens: int) -> Timings:
         return Timings(

@@ -21,21 +21,46 @@ class Turns:
     def __init__(self, backend: Backend, scheduler: Scheduler) -> None:
         self.backend, self.scheduler = backend, scheduler
         self._waiting: deque[tuple[int, ...]] = deque(maxlen=MOST_TURNS)
-        self._job: Job | None = None
+        self._job: Job | None = None  # between two chunks, of which the first was run
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting or self._job)
 
     def offer(self, tokens: Sequence[int]) -> None:
-        """A prompt and its answer, of which full chunks are worth keeping."""
+        """A prompt and its answer, of which full chunks are worth keeping. Turns that it begins with need not wait."""
         chunk, prefix = self.scheduler.limits.chunk, self.scheduler.prefix
         whole = (len(tokens) - 1) // chunk * chunk
         if prefix.budget and whole and len(tokens) <= self.scheduler.limits.context:
-            self._waiting.append(tuple(tokens[: whole + 1]))
+            turn = tuple(tokens[: whole + 1])
+            for earlier in [each for each in self._waiting if turn[: len(each)] == each]:
+                self._waiting.remove(earlier)
+            self._waiting.append(turn)
 
-    def step(self) -> bool:
-        """Run one chunk, if there is one and it fits; whether it did."""
+    def step(self) -> None:
+        """Run one chunk, if there is one and it fits. A turn that is through, or that breaks, is let go of."""
+        goes_on = False
+        try:
+            goes_on = self._run_chunk()
+        finally:
+            if not goes_on:
+                self._leave()
+
+    def drop(self) -> None:
+        """Make way. What was prefilled stays cached, and the turn goes on from there in the next idle moment."""
+        try:
+            if self._job is not None:
+                self._put_back(self._job)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        self._leave()
+        self._waiting.clear()
+        del self.backend
+
+    def _run_chunk(self) -> bool:
+        """Whether the turn goes on after it."""
         job = self._job or self._begin()
         chunk = self.scheduler.plan_chunk(job, draft=0) if job and job.prefilling else None
         if job is None or chunk is None:
@@ -43,20 +68,21 @@ class Turns:
         self.backend.prefill(chunk)
         self.scheduler.record_chunk(job, chunk)
         keep_prefix(job, self.backend, self.scheduler)
-        return True
+        return job.prefilling
 
-    def drop(self) -> None:
-        """Let go of the row. What was prefilled stays cached."""
+    def _put_back(self, job: Job) -> None:
+        if job.length not in job.saves:
+            job.saves.add(job.length)
+            keep_prefix(job, self.backend, self.scheduler)
+        if self.scheduler.prefix.touch(job.prompt) == job.length:  # or it would begin anew, and perhaps every time
+            self._waiting.appendleft(job.prompt)
+
+    def _leave(self) -> None:
         job, self._job = self._job, None
         if job is not None:
             self.scheduler.remove(job)
             if job.row is not None:
                 self.backend.release(job.row)
-
-    def close(self) -> None:
-        self.drop()
-        self._waiting.clear()
-        del self.backend
 
     def _begin(self) -> Job | None:
         if not self._waiting:

@@ -5,12 +5,12 @@ from random import Random
 
 from headlong.backends.fake import FakeBackend, fake_limits
 from headlong.engine.engine import Engine
-from headlong.engine.request import Constraint, Limits, Request, RoundResult
+from headlong.engine.request import Limits, Request, RoundResult
 from headlong.engine.stops import StopStrings
 from headlong.engine.text import Text
 from headlong.settings import DRAFT_KINDS, Settings
 from tests.engine.conftest import END, byte_tokenizer
-from tests.engine.mix import Mixer, Play, Played, Taste, alone
+from tests.engine.mix import CONSTRAINTS, Mixer, Play, Played, Taste, alone
 from tests.engine.scripted import MIXED, RIGHT, WRONG, walk
 
 TEXT = Text(byte_tokenizer())
@@ -18,14 +18,7 @@ END_TOKEN = TEXT.encode(END)[0]
 VOCAB = 300
 POISON = -7
 TASTE = Taste(prompt_tokens=range(200))
-CONSTRAINED = replace(
-    TASTE,
-    constraints=(
-        Constraint("regex", "[a-z]{2,9}( and [A-Z]{1,5})?"),
-        Constraint("choice", ("yes", "no", "perhaps not")),
-        Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
-    ),
-)
+CONSTRAINED = replace(TASTE, constraints=CONSTRAINTS)
 
 
 def wander(history):

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import headlong
 from tests.engine import fake_mix
-from tests.engine.mix import Mixer, Played, Taste, alone, play
+from tests.engine.mix import CONSTRAINTS, Mixer, Played, Taste, alone, play
 
 A_MIX = 12  # requests
 
@@ -50,7 +50,12 @@ def main(given: Sequence[str] | None = None) -> None:
         names = ("rows", "page", "chunk", "context", "cache_tokens", "prefix_bytes", "device")
         name = None if asked.model == "nano" else asked.model
         engine = headlong.load(name, **{name: getattr(asked, name) for name in names})
-        taste = Taste(prompt_tokens=range(32, engine.limits.vocab - 32), longest_answer=48, longest_prompt=160)
+        taste = Taste(
+            prompt_tokens=range(32, engine.limits.vocab - 32),
+            longest_answer=48,
+            longest_prompt=160,
+            constraints=CONSTRAINTS,
+        )
         mixes = model_mixes(asked.seed, engine, taste)
     else:
         mixes = fake_mixes(asked.seed)

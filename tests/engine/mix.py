@@ -1,10 +1,12 @@
 """Random mixes of requests, played on any engine step by step and held against what each gives alone and plain."""
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from headlong.engine.engine import Engine
 from headlong.engine.intake import drafters_of, refuse_unfit
@@ -13,6 +15,13 @@ from headlong.errors import QueueFull, UserError
 from headlong.settings import MAX_DEPTH, REQUEST_DRAFT_KINDS
 
 LONGEST_PLAY = 100_000  # steps
+SUMS = 'start: part ("+" part){0,3}\npart: /[1-9][0-9]?/'
+CONSTRAINTS = (
+    Constraint("regex", "[a-z]{2,9}( and [A-Z]{1,5})?"),
+    Constraint("choice", ("yes", "no", "nobody", "perhaps not")),
+    Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
+    Constraint("grammar", SUMS),
+)
 
 
 class Plain(Protocol):
@@ -102,25 +111,42 @@ class Mixer:
     def _request(self) -> Request:
         prompt = self._prompt()
         self._prompts.append(prompt)
-        temperature = self.random.choice(self.taste.temperatures)
         bare = Request(
             prompt,
             self._fitting(prompt),
-            Sampling(temperature, seed=self.random.randrange(5) if temperature else None),
+            self._sampling(),
             ignore_eos=self._chance(4),
             logprobs=self.random.choice((None, None, None, 0, 2)),
         )
         if self.taste.constraints and self._chance(3):
             bare = replace(bare, constraint=self.random.choice(self.taste.constraints), ignore_eos=False)
-        elif self._chance(4):
-            bare = replace(bare, min_tokens=self.random.randint(1, bare.max_tokens))
         bare = replace(
             bare,
-            stop=self._stops(bare) if self._chance(3) else (),
+            min_tokens=self.random.randint(1, bare.max_tokens) if self._chance(4) else 0,
             priority=self.random.choice((0, 0, 0, 1, -1)),
-            deadline_s=0.0 if self._chance(25) else None,
+            deadline_s=self.random.choice((0.0, 0.02, 60.0, 60.0)) if self._chance(8) else None,
         )
-        return self._drafting(bare)
+        return self._drafting(replace(bare, stop=self._stops(bare) if self._chance(3) else ()))
+
+    def _sampling(self) -> Sampling:
+        """Often with some steps of the chain; some draws have no seed."""
+        temperature = self.random.choice(self.taste.temperatures)
+        seed = self.random.randrange(5) if temperature and not self._chance(5) else None
+        return Sampling(temperature, seed=seed, **(self._steps_of_chain() if self._chance(3) else {}))
+
+    def _steps_of_chain(self) -> dict[str, Any]:
+        random, bias = self.random, (-100.0, -2.0, 0.5, 3.0)
+        steps = {
+            "repetition_penalty": random.choice((0.8, 1.3)),
+            "presence_penalty": random.choice((-0.5, 0.7)),
+            "frequency_penalty": random.choice((-0.2, 0.4)),
+            "logit_bias": {random.randrange(self.limits.vocab): random.choice(bias) for _ in range(9)},
+            "top_k": random.choice((1, 4, 30)),
+            "top_p": random.choice((0.3, 0.9)),
+            "min_p": random.choice((0.02, 0.2)),
+            "xtc_probability": random.choice((0.5, 1.0)),
+        }
+        return {name: steps[name] for name in random.sample(sorted(steps), random.choice((1, 1, 2, 4)))}
 
     def _prompt(self) -> tuple[int, ...]:
         """One of those before, the beginning of one and something else, or a new one; often a few chunks long."""
@@ -166,12 +192,16 @@ class Mixer:
         return replace(request, depth=depth, prediction=prediction, draft_kind=self.random.choice(["auto", *kinds]))
 
     def _prediction(self, request: Request) -> tuple[int, ...]:
-        """The right text, a wrong one, or the right one with something left out or put in."""
+        """The right text, a wrong one, the right one with something left out or put in, or as far as somewhere."""
         right, wrong = self.plain(request).tokens, tuple(self.taste.prompt_tokens[:9])
         at = self.random.randrange(len(right) + 1)
-        kind = self.random.choice(("right", "wrong", "less", "more"))
-        mixed = {"less": right[:at] + right[at + 2 :], "more": right[:at] + wrong[:3] + right[at:]}
-        return mixed.get(kind, right if kind == "right" else wrong)
+        less, more = right[:at] + right[at + 2 :], right[:at] + wrong[:3] + right[at:]
+        return self.random.choice((right, wrong, less, more, right[:at] + wrong))
+
+
+def _random(request: Request) -> bool:
+    """Whether its text is another one each time."""
+    return not request.sampling.greedy and request.sampling.seed is None
 
 
 def remembered(plain: Oracle) -> Oracle:
@@ -186,6 +216,24 @@ def remembered(plain: Oracle) -> Oracle:
         return known[key]
 
     return once
+
+
+def fits(constraint: Constraint, text: str) -> bool:
+    """Whether a whole text is what its constraint says."""
+    if constraint.kind == "json_schema":
+        return _is_json(text)
+    if constraint.kind == "choice":
+        return text in constraint.source
+    pattern = r"[1-9]\d?(\+[1-9]\d?){0,3}" if constraint.kind == "grammar" else str(constraint.source)
+    return re.fullmatch(pattern, text) is not None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def alone(engine: Engine) -> Oracle:
@@ -288,24 +336,51 @@ class Play:
         self.played.counts["faults"] += reason == "fault"
         assert reason != "fault", f"{output.error} in {request}"
         self._judge_stream(index, output)
-        plain = self.plain(request)
-        got, wanted = (output.tokens, output.text), (plain.tokens, plain.text)
-        assert reason == "cancelled" or (reason == "deadline") == (request.deadline_s == 0.0)
-        if reason == "deadline":
-            assert got == ((), ""), f"{got} came after its deadline, of {request}"
-        elif reason == "cancelled":
-            assert index in self._cancelled, f"nobody cancelled {request}"
-            assert plain.tokens[: len(output.tokens)] == output.tokens, f"{got}, alone {wanted}: {request}"
-            decoder = self.engine.text.decoder(request.prompt)
-            written = "".join(decoder.push(token) for token in output.tokens)
-            assert output.text == written, f"{got}, its tokens say {written!r}: {request}"
+        self._judge_end(index, output, request)
+        self._judge_form(output, request)
+        if _random(request):
+            self.played.counts["random"] += 1
         else:
-            assert (*got, reason) == (*wanted, plain.finish_reason), f"{(*got, reason)}, alone {wanted}: {request}"
+            self._judge_text(output, request)
+        self._judge_counts(output, request)
+
+    def _judge_end(self, index: int, output: Output, request: Request) -> None:
+        """Whether it may have ended so."""
+        reason = output.finish_reason
+        assert reason != "cancelled" or index in self._cancelled, f"nobody cancelled {request}"
+        assert reason != "deadline" or request.deadline_s is not None, f"there was no deadline for {request}"
+        if request.deadline_s == 0.0:
+            assert reason in ("deadline", "cancelled")
+            assert (output.tokens, output.text) == ((), ""), f"{output.text!r} came after its deadline, of {request}"
+
+    def _judge_form(self, output: Output, request: Request) -> None:
+        """What holds of every text, random or not."""
+        count, reason = len(output.tokens), output.finish_reason
+        assert count <= request.max_tokens
+        if reason == "length":
+            assert count == request.max_tokens, f"{count} tokens of {request}"
+        if reason == "stop" and request.constraint is None:
+            assert count >= request.min_tokens, f"{count} tokens of {request}"
+        if reason == "stop" and request.constraint and not output.stopped_by:
+            assert fits(request.constraint, output.text), f"{output.text!r} of {request}"
+            self.played.counts["whole"] += 1
+            self.played.counts["whole_early"] += count < request.min_tokens
         if request.logprobs is not None:
             assert tuple(one.token for one in output.logprobs) == output.tokens
-            if reason in ("stop", "length") and isinstance(plain, Output):  # a script knows no logprobs
+
+    def _judge_text(self, output: Output, request: Request) -> None:
+        """Of a text that depends on nothing but its request."""
+        plain, reason = self.plain(request), output.finish_reason
+        got, wanted = (output.tokens, output.text, reason), (plain.tokens, plain.text, plain.finish_reason)
+        if reason in ("stop", "length"):
+            assert got == wanted, f"{got}, alone {wanted}: {request}"
+            if request.logprobs is not None and isinstance(plain, Output):  # a script knows no logprobs
                 assert output.logprobs == plain.logprobs, f"{output.logprobs}, alone {plain.logprobs}: {request}"
-        self._judge_counts(output, request)
+            return
+        assert plain.tokens[: len(output.tokens)] == output.tokens, f"{got}, alone {wanted}: {request}"
+        decoder = self.engine.text.decoder(request.prompt)
+        written = "".join(decoder.push(token) for token in output.tokens)
+        assert output.text == written, f"{got}, its tokens say {written!r}: {request}"
 
     def _judge_stream(self, index: int, output: Output) -> None:
         """What was handed out step by step is the whole."""

@@ -156,7 +156,9 @@ def test_one_loop_after_another(engine):
 
 def test_a_refusal_comes_before_the_first_token(engine):
     with pytest.raises(UserError, match="the prompt has no tokens"):
-        engine.stream_async("")
+        engine.rounds_async("")
+    with pytest.raises(UserError, match="the prompt has no tokens"):
+        in_loop(anext(engine.stream_async("")))
     with pytest.raises(UserError, match="the prompt has no tokens"):
         in_loop(engine.generate_async(""))
 

@@ -71,16 +71,14 @@ class Rig:
 def test_an_empty_cache_finds_nothing():
     rig = Rig()
     for prompt in ((), (1,), chunks(1, 2)):
-        assert rig.cache.touch(prompt) == 0  # which counts as no lookup
+        assert rig.cache.touch(prompt) == 0
         assert rig.cache.find(prompt) == Match(0, (), None, 0)
-    assert (rig.cache.lookups, rig.cache.hits, rig.cache.tokens_found) == (3, 0, 0)
 
 
 def test_a_prompt_finds_the_pages_and_the_state_of_its_beginning():
     rig, prompt = Rig(), chunks(1, 2, after=3)
     pages = rig.prefill(prompt, 2)
     assert rig.cache.find([*prompt, 9, 9, 9, 9]) == Match(8, pages, State(prompt[:8], 3), 8)
-    assert (rig.cache.lookups, rig.cache.hits, rig.cache.tokens_found) == (1, 1, 8)
     assert [rig.pool.holders(page) for page in pages] == [2] * 4  # row and cache: finding takes nothing
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from headlong.engine.request import Request
+from headlong.engine.request import Request, RoundResult
+from headlong.engine.stats import Counts
+from headlong.engine.windows import Window
 from headlong.settings import Settings
 
 
@@ -55,6 +57,38 @@ def test_plain_decoding_says_why(build, options, limits, settings, requested, re
     assert (got.rounds, got.drafted, got.accepted, got.drafted_by_position) == (5, 0, 0, ())
     assert got.mean_length == 1.0
     assert got.depths == ((0, 5),)
+
+
+def windows(counts, *verify):
+    for drafts in verify:
+        counts.record_round(Window("mtp", "mtp", drafts, 0), RoundResult([]), accepted=0)
+    return counts.speculative().reason
+
+
+def test_a_row_that_drafts_no_more_says_why_once_it_rests():
+    counts = Counts(None, "auto", "", lambda: "a draft does not pay")
+    assert counts.speculative().reason == ""  # it never ran
+    assert windows(counts, 0) == "a draft does not pay"  # it never drafted
+    assert windows(counts, 2, 0, 0, 0, 0, 0, 0, 0) == ""  # seven windows without drafts may be chance
+    assert windows(counts, 0) == "a draft does not pay"
+    assert windows(counts, *[0] * 1000) == "a draft does not pay"
+    assert windows(counts, 1) == ""
+    assert (counts.speculative().used, counts.speculative().drafted) == ("mtp", 3)
+
+
+def test_drafts_that_were_asked_for_and_never_stood_ready_are_told_so(build):
+    got = build(lambda history: len(history) * 7 % 200, head=False).generate([1], max_tokens=20, depth=3).speculative
+    assert (got.used, got.reason) == ("none", "depth 3 was asked for, and no drafts stood ready")
+
+
+def test_a_row_that_rests_for_long_says_why(build):
+    """The text repeats itself at first, and then never more."""
+    engine = build(count_up, head=False, context=200)
+    got = engine.generate([*range(9), *range(9)], max_tokens=150).speculative
+    assert got.depths[-1][0] == 0
+    assert got.depths[-1][1] >= 8
+    assert got.drafted
+    assert got.reason == "no drafts stood ready that were worth it"
 
 
 def test_the_depth_is_the_one_that_ran(build):

@@ -109,6 +109,8 @@ class TorchBackend:
             found = self.left[row.row] if row.drafts is None else len(row.drafts)
             if row.verify > found or row.verify > MAX_DEPTH:
                 raise Fault(f"row {row.row} is to verify {row.verify} drafts but has {found}.")
+            if row.drafts and not 0 <= min(row.drafts) <= max(row.drafts) < self.limits.vocab:
+                raise Fault(f"row {row.row} is given drafts {row.drafts}; tokens are 0 to {self.limits.vocab - 1}.")
         with self._at_work(), torch_threads(self.pass_threads):
             for row in plan:
                 self.rounds.cache.grow(row.row, row.pages)

@@ -8,16 +8,10 @@ import torch
 
 import headlong
 from headlong.backends.torch.cache import RESERVED_PAGES
-from headlong.engine.request import Constraint
 from tests import tiny
-from tests.engine.mix import Mixer, Taste, alone, play
+from tests.engine.mix import CONSTRAINTS, Mixer, Taste, alone, play
 
 LOAD = {"device": "cpu", "page": 16, "chunk": 32, "context": 192}
-CONSTRAINTS = (
-    Constraint("regex", "[a-z]{2,9}( and [A-Z]{1,5})?"),
-    Constraint("choice", ("yes", "no", "perhaps not")),
-    Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
-)
 
 
 def poison(engine):
@@ -40,7 +34,7 @@ def poison(engine):
 
 
 def play_mixes(folder, mixes, constraints=(), **load):
-    engine = headlong.load(folder, rows=4, cache_tokens=208, **LOAD, **load)
+    engine = headlong.load(folder, rows=4, cache_tokens=192, **LOAD, **load)
     lonely = headlong.load(folder, rows=1, prefix_bytes=0, **LOAD)
     seen = Counter()
     taste = Taste(range(32, 120), longest_answer=20, longest_prompt=100, constraints=constraints)
