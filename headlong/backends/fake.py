@@ -105,6 +105,21 @@ class FakeBackend:
         mine.pages.extend(start.pages)
         self._check_cells(mine)
 
+    def fork(self, row: int, start: Start, pages: Sequence[int]) -> None:
+        source = self._row(row)
+        _demand(tuple(start.prompt) == source.prompt, f"row {start.row} is forked from another prompt")
+        _demand(source.length == start.length == len(source.prompt) - 1, f"row {row} is forked amidst its text")
+        _demand(len(source.history) == len(source.prompt), f"row {row} is forked after its first round")
+        _demand(not source.drafts, f"row {row} is forked when it has drafts")
+        shared = start.length // self.limits.page
+        _demand(tuple(start.pages) == tuple(source.pages[:shared]), f"row {start.row} shares other pages")
+        _demand(start.row not in self.rows, f"row {start.row} was started twice")
+        mine = self.rows[start.row] = Row(start, source.prompt, itertools.cycle(self._right), start.length)
+        mine.pages.extend(start.pages)
+        self._grow(mine, pages, mine.length)
+        self._write(mine, shared * self.limits.page, mine.prompt[shared * self.limits.page : mine.length])
+        self._check_cells(mine)
+
     def prefill(self, chunk: Chunk, pieces: int = 1) -> bool:
         """A model of as many layers as a chunk can have pieces."""
         row = self._row(chunk.row)

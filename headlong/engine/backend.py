@@ -31,6 +31,10 @@ class Backend(Protocol):
     def start(self, start: Start) -> None:
         """Take a row for a prompt, of which a cached beginning may be in already."""
 
+    def fork(self, row: int, start: Start, pages: Sequence[int]) -> None:
+        """Take another row for the same prompt, which is in for this one, before its first round: full pages are both's,
+        the last one is copied."""
+
     def prefill(self, chunk: Chunk, pieces: int = 1) -> bool:
         """Run one chunk of a prompt, or the next of so many pieces of it, in whole layers; whether that was the last.
         With 1 all that is left is run. No more than `limits.pieces` are asked for."""

@@ -151,13 +151,16 @@ class Loop:
             self._attempt([self.answers[job.index]], self._start, self.answers[job.index], match)
 
     def _start(self, answer: Answer, match: Match) -> None:
+        self.backend.start(self._start_of(answer, match))
+
+    def _start_of(self, answer: Answer, match: Match) -> Start:
         job, request, guide = answer.job, answer.request, answer.job.drafting.guide
         least = 0 if guide else request.min_tokens  # a guide alone knows where nothing but an end token may come
         if job.seed is None:  # later it may find what it has run itself
             job.seed = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
             answer.counts.cached_tokens = match.length
             self.scheduler.prefix.count(match)
-        start = Start(
+        return Start(
             job.placed,
             job.prompt,
             request.sampling,
@@ -169,7 +172,16 @@ class Loop:
             follows=job.drafting.uses_head,
             **_cached(match),
         )
-        self.backend.start(start)
+
+    def _fork(self, job: Job) -> None:
+        """Rows that wait for this prompt, which is in now, begin behind it."""
+        for twin in self.scheduler.twins(job):
+            forked, answer = self.scheduler.fork(job, twin), self.answers[twin.index]
+            if forked is not None:
+                self._attempt([answer], self._begin_behind, job, answer, *forked)
+
+    def _begin_behind(self, job: Job, answer: Answer, match: Match, pages: Sequence[int]) -> None:
+        self.backend.fork(job.placed, self._start_of(answer, match), pages)
 
     def _bring_back(self, job: Job) -> None:
         saved, pages = job.aside, self.scheduler.bring_back(job)
@@ -237,7 +249,7 @@ class Loop:
 
     def _plan_chunk(self, job: Job) -> Chunk | None:
         drafts, running = 0, self.scheduler.ready()
-        if job.prefill_end - job.length <= self.limits.chunk:
+        if job.prefill_end - job.length <= self.limits.chunk and not self.scheduler.twins(job):
             drafts = self.windows.first(job, running, _kind([*running, job]))
         return self._planned(job, partial(self.scheduler.plan_chunk, job, drafts))
 
@@ -247,6 +259,8 @@ class Loop:
         if complete:
             self.scheduler.record_chunk(answer.job, chunk)
             keep_prefix(answer.job, self.backend, self.scheduler)
+            if not answer.job.prefilling:
+                self._fork(answer.job)
         seconds = perf_counter() - started
         answer.counts.prefill_s += seconds
         self.totals.record_piece(seconds, complete)

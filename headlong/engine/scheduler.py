@@ -154,16 +154,37 @@ class Scheduler:
             yield job, match
 
     def _awaits(self, job: Job) -> bool:
-        if not self.prefix.budget:
-            return False
         for other in self.running:
             if other is job or not other.started or not other.prefilling:
+                continue
+            if other.prompt == job.prompt and other.priority >= job.priority:
+                return True  # and is forked then
+            if not self.prefix.budget:
                 continue
             common = min(common_chunks(job.prompt, other.prompt, self.limits.chunk), _floor(other, self.limits.chunk))
             if common > other.length:
                 other.saves.add(common)
                 return True
         return False
+
+    def twins(self, job: Job) -> list[Job]:
+        """Rows that wait for this one's prompt, which is theirs too."""
+        waiting = (other for other in self.running if not other.started and other.aside is None)
+        return [other for other in waiting if other.prompt == job.prompt and other.priority <= job.priority]
+
+    def fork(self, job: Job, twin: Job) -> tuple[Match, tuple[int, ...]] | None:
+        """Let a row begin where another's prompt has come in: full pages are shared, and it gains one for the rest,
+        which is to be copied. None if there is none; it begins by itself then."""
+        shared = tuple(job.pages[: job.length // self.limits.page])
+        self.pool.share(shared)
+        twin.pages.extend(shared)
+        gained = self._grow(twin, job.length)
+        if gained is None:
+            self.pool.give(shared)
+            twin.pages.clear()
+            return None
+        twin.started, twin.length = True, job.length
+        return Match(job.length, shared, None, job.length), gained
 
     def next_prompt(self) -> Job | None:
         """Whose prompt goes on: the highest priority's, then who is amidst a chunk, then who had one longest ago."""

@@ -221,28 +221,3 @@ def test_a_prompt_that_begins_anew_is_looked_up_once_and_found_nothing_of_its_ow
     assert [output.timings.cached_tokens for output in outputs] == [0, 0]
     assert (engine.load.prefix_lookups, engine.load.prefix_hits) == (2, 0)
     assert_empty(engine)
-
-
-# --- several answers to one prompt -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("length", "rest"), [(17, 0), (20, 4), (24, 4)])
-def test_several_answers_run_and_hold_a_prompts_full_chunks_once(engine, length, rest):
-    """What is behind them, up to the token before the last, is run for each; there may be nothing."""
-    prompt, scheduler = prompts(length)[0], engine._loop.scheduler
-    stream = engine.stream(prompt, max_tokens=12, n=4)
-    seen = [next(stream)]
-    while len(scheduler.ready()) < 4:
-        seen.append(next(stream))
-    jobs = scheduler.ready()
-    shared = jobs[0].pages[:4]
-    assert all(job.pages[:4] == shared for job in jobs)
-    assert {scheduler.pool.holders(page) for page in shared} == {5}  # the rows, and the cache
-    held = [page for job in jobs for page in job.pages[4:]]
-    assert len(set(held)) == len(held)
-    assert engine.load.pages_held == 4 + len(held)
-    seen += stream
-    assert starts(engine) == [0, 8, *[16] * rest]
-    for place in range(4):
-        assert tuple(one.token for one in seen if one.index == place) == walked(prompt, 12)
-    assert_empty(engine)

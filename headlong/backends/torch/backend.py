@@ -93,6 +93,14 @@ class TorchBackend:
                 self.rounds.cache.load(row, start.saved)
         self.left[row], self.starts[row] = 0, start
 
+    def fork(self, row: int, start: Start, pages: Sequence[int]) -> None:
+        self.start(replace(start, saved=self.save(row)))
+        self.starts[start.row] = start
+        if pages:
+            with self._at_work():
+                self.rounds.cache.grow(start.row, pages)
+                self.rounds.cache.copy_last_page(row, start.row)
+
     def prefill(self, chunk: Chunk, pieces: int = 1) -> bool:
         if chunk.start % self.limits.chunk:
             raise Fault(f"a chunk starts at {chunk.start}; chunks start at multiples of {self.limits.chunk}.")

@@ -141,6 +141,13 @@ class Cache:
                 found[f"{name} {layer}"] = getattr(memory, name)[row]
         return found
 
+    def copy_last_page(self, row: int, to: int) -> None:
+        """Into the last page of another row, which shares all pages before it."""
+        page = self.owned[to] - 1
+        source, mine = self.table[row, page], self.table[to, page]
+        for layer in self.pages:
+            layer.keys[mine], layer.values[mine] = layer.keys[source], layer.values[source]
+
     def copy_pages(self, row: int) -> list[tuple[Tensor, Tensor]]:
         mine = self.table[row, : self.owned[row]]
         return [(layer.keys[mine], layer.values[mine]) for layer in self.pages]

@@ -132,6 +132,17 @@ class Driver:
         seed = job.seed if job.sampling.seed is None else job.sampling.seed
         self.backend.start(Start(row, job.prompt, job.sampling, seed))
 
+    def fork(self, row: int, to: int, job: Job) -> None:
+        """Begin another row where this one's prompt, which is its own too, has come in."""
+        length, mine = self.length[row], self.pages[row]
+        shared = tuple(mine[: length // self.limits.page])
+        self.pool.share(shared)
+        self.jobs[to], self.traces[to], self.length[to] = job, Trace(), length
+        self.pages[to] = [*shared]
+        seed = job.seed if job.sampling.seed is None else job.sampling.seed
+        start = Start(to, job.prompt, job.sampling, seed, length=length, pages=shared)
+        self.backend.fork(row, start, self._grow(to, length))
+
     def waiting(self, row: int) -> bool:
         """Whether some of the prompt is still to come."""
         return self.length[row] < len(self.jobs[row].prompt) - 1

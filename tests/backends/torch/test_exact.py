@@ -21,7 +21,7 @@ from headlong.checkpoint.checkpoint import open_checkpoint
 from headlong.engine.request import Chunk, Request, Sampling, Start
 from headlong.settings import Settings
 from tests import tiny
-from tests.backends.torch.driver import Driver, Job, changing, fixed, prompt_of
+from tests.backends.torch.driver import CHUNK, PAGE, Driver, Job, changing, fixed, prompt_of
 
 COUNT = 16
 # Prefill takes all but the last token: chunks of 32 end before, at and after it, and so do pages of 16.
@@ -157,6 +157,32 @@ def test_prompts_piece_by_piece(bench, pieces):
     whole = bench.run(jobs | {row: replace(job, pieces=1) for row, job in late.items()}, COUNT)
     cut = bench.run(jobs | late, COUNT)
     assert [trace.kept for trace in cut.values()] == [trace.kept for trace in whole.values()]
+
+
+@pytest.mark.parametrize("length", [20, 2 * PAGE + 1, CHUNK + 1, CHUNK + 30])
+@pytest.mark.parametrize("bench", BENCHES, indirect=True)
+def test_rows_that_begin_behind_another_with_their_prompt(bench, length):
+    """Whoever goes first: neither writes into what both have."""
+    driver, prompt = Driver(bench.open()), bench.prompt(length)
+    samplings = [*SAMPLINGS.values()][:4]
+    jobs = {
+        row: Job(prompt, sampling, depth=lambda turn, most=row: most if turn >= 0 else 0)
+        for row, sampling in enumerate(samplings)
+    }
+    driver.start(0, jobs[0])
+    while driver.waiting(0):
+        driver.prefill(0)
+    for row in (1, 2, 3):
+        driver.fork(0, row, jobs[row])
+    for rows in ([1], [0, 2], [3, 1, 0]):
+        driver.round(rows)
+    for row in jobs:
+        while len(driver.traces[row].tokens) < COUNT:
+            driver.round([row])
+        assert not driver.traces[row].difference(bench.plain(jobs[row], COUNT), COUNT)
+    for row in jobs:
+        driver.release(row)
+    assert driver.pool.free == driver.limits.pages
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
