@@ -32,8 +32,8 @@ class Backend(Protocol):
         """Take a row for a prompt, of which a cached beginning may be in already."""
 
     def fork(self, row: int, start: Start, pages: Sequence[int]) -> None:
-        """Take another row for the same prompt, which is in for this one, before its first round: full pages are both's,
-        the last one is copied."""
+        """Take another row for the prompt of this one, which is in, before its first round. `start.pages`, the
+        full ones, are both's; what is in the last one is copied into `pages`."""
 
     def prefill(self, chunk: Chunk, pieces: int = 1) -> bool:
         """Run one chunk of a prompt, or the next of so many pieces of it, in whole layers; whether that was the last.
