@@ -90,7 +90,7 @@ def draw_limits(random: Random) -> Limits:
     page = random.choice((1, 2, 4))
     context = random.choice((24, 40, 64))
     limits = fake_limits(
-        rows=random.choice((1, 2, 3, 5, 5)),
+        rows=random.choice((1, 3, 5, 8)),
         context=context,
         page=page,
         chunk=page * random.choice((1, 2, 4)),
@@ -100,7 +100,7 @@ def draw_limits(random: Random) -> Limits:
         pieces=random.choice((1, 2, 3, 6)),
     )
     whole = -(-context // page)  # what one sequence may fill
-    pages = random.choice((limits.pages, whole, whole, whole, whole * 3 // 2, max(1, whole // 2)))
+    pages = random.choice((limits.pages, whole, whole, whole, whole, whole * 3 // 2, max(1, whole // 2)))
     return replace(limits, pages=pages, overlaps=random.randrange(3) == 0)
 
 

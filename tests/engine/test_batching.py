@@ -13,7 +13,7 @@ from tests.engine.fake_mix import CONSTRAINED, END_TOKEN, TASTE, TEXT, Check, dr
 from tests.engine.mix import Ask, Mixer, Played, alone, play
 from tests.engine.scripted import assert_empty, walk
 
-EXAMPLES, REQUESTS = 60, 10
+EXAMPLES, REQUESTS = 150, 10
 HEAVY = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 

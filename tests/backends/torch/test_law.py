@@ -40,8 +40,12 @@ class Table:
     def __init__(self, logits, head=None):
         self.table, self.head = logits, head
 
-    def __call__(self, *args):
-        return args[-2].float()[:, None]  # (tokens, step), and for a head (hidden, tokens, step)
+    def __call__(self, hidden, tokens, step):
+        return tokens.float()[:, None]
+
+    def by_layer(self, tokens, step):
+        yield from ()
+        return tokens.float()[:, None]
 
     def logits(self, hidden, step=None):
         return self.table[hidden[:, 0].long()]
