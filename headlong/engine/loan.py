@@ -4,7 +4,7 @@ from math import inf
 
 # Share of one row's time that they lend, all together, to each row that may draft. In padded rounds a draft costs a
 # tenth of what it does elsewhere, and whoever drafts is twice as fast.
-LENT, LENT_PADDED = 0.03, 0.25
+LENT, LENT_PADDED = 0.025, 0.25
 MOST_LENT = 1 / 3  # of their own time, however many others there are
 ENOUGH = 1.5  # times what it costs in rounds, that it must give in tokens
 LONGEST = 8  # rounds with drafts in a row: the head wakes once for all of them

@@ -123,13 +123,13 @@ def speeds(simulation, plain, rounds=1000):
 @pytest.mark.parametrize("rows", [2, 4, 8, 16])
 @pytest.mark.parametrize("chance", [0.05, 0.5, 0.8, 0.95])
 def test_rows_that_never_draft_lose_little(machine, rows, chance):
-    """However much the other half would gain: they draft as often as costs 3 %, and get what that gives."""
+    """However much the other half would gain: they draft as often as costs 2.5 %, and get what that gives."""
     found = []
     for seed in range(3):
         simulation = Simulation(machine, [chance] * rows, seed)
         found.append(speeds(simulation, simulation.rows[::2]))
     plain, drafting = map(mean, zip(*found, strict=True))
-    assert plain >= 0.965
+    assert plain >= 0.97
     assert drafting >= (1.005 if chance >= 0.8 else 0.985)
 
 
