@@ -166,8 +166,8 @@ class DepthController:
         if scene.padded or self._changed == self._clock:
             return usual
         # While nobody drafts nothing new is learnt, but by trials.
-        few = any(depths) or scene.rows < FEW
-        longest = max(IDLE, REST + IDLE * (scene.rows // REST)) if few else LONGEST_LOOK
+        learns = any(depths) or scene.rows < FEW
+        longest = max(IDLE, REST + IDLE * (scene.rows // REST)) if learns else LONGEST_LOOK
         if self._drag:
             longest = min(longest, int((DRAG - self._drag) / max(self._lags, BUDGET)))
         due = [max(row.probe.due, self._solvent) for row, depth in zip(scene.auto, depths, strict=True) if not depth]
