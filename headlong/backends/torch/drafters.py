@@ -167,7 +167,8 @@ class HeadDrafter:
     def _chain(self, depth: int, layout: Layout, *pairs: Tensor) -> tuple[Tensor]:
         """Pairs as `_feed` takes them -> the best tokens of so many steps, [depth, B]."""
         index, offsets, starts, counts, hidden, tokens = pairs
-        drafts = fresh(index, depth, len(index))
+        # Flat: lines of their own would take whole blocks, whatever the number of rows in them.
+        drafts = fresh(index, depth * len(index)).view(depth, -1)
         for j in range(depth):
             if j:
                 layout, starts, counts = _next(layout.at(index, offsets), starts, counts)

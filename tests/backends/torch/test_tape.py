@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,13 +206,17 @@ def test_every_recording_of_a_model_is_foretold(tmp_path, monkeypatch, dtype):
         assert not self.broken, sizes
 
     monkeypatch.setattr(tape.Family, "learn", watched)
-    rows, coin = 6, random.Random(0)
+    rows, coin = 12, random.Random(0)
+    samplings = Sampling(), Sampling(), Sampling()
     backend = open_tiny(tiny.write(tmp_path, "dense", dtype=dtype), rows=rows)
-    for start in range(3):
+    for start in (0, 3, 8, 9):
         jobs = [
-            Job(prompt_of(5 + row, 128), depth=lambda *_: coin.choice((0, 1, 2, 5, 8))) for row in range(rows - start)
+            Job(prompt_of(5 + row, 128), samplings[row % 3], depth=lambda *_: coin.choice((0, 1, 2, 5, 8)))
+            for row in range(rows - start)
         ]
         Driver(backend).run(jobs, 12)
+        together = fixed(coin.choice((1, 2)))
+        Driver(backend).run([replace(job, depth=together) for job in jobs], 6)
     assert sum(foretold) > 20
 
 
