@@ -1,5 +1,6 @@
 """Which drafts stand, and the token after them: the two rules of docs/round.md."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from headlong.backends.torch.allowed import Allowed
 from headlong.backends.torch.chain import Chain, Rule, Seen
+from headlong.backends.torch.draws import Draws
 from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best
@@ -31,7 +33,6 @@ class Trial:
     starts: Tensor
     window: Tensor
     logits: Tensor
-    draft_probs: Tensor | None  # of every row's drafts, [rows, D, V]; None where no row ever needed them
     allowed: Allowed
 
 
@@ -45,29 +46,38 @@ class Scored:
     scores: Tensor
 
 
-def accept_best(layout: Layout, window: Tensor, logits: Tensor, allowed: Allowed) -> Verdict:
-    """As if every row took the best of its logits [N, V], of all or of those allowed."""
-    return _keep_chosen(layout, window, allowed.choose(layout, logits))
-
-
 def accept(trial: Trial, chain: Chain) -> Verdict:
-    """Rows that ask for nothing but a constraint take the best logits; the others go through the chain, only they."""
-    layout, logits = trial.layout, trial.logits
-    # Of every row: beside any step of the chain it costs nothing. On a GPU the chain's own kernel looks at masks.
-    chosen = best(logits) if fused(logits) else trial.allowed.choose(layout, logits)
-    coupled = chain.under(layout.rows, Rule.COUPLED, *((Rule.ALLOWED,) if fused(logits) else ()))
-    if coupled:
-        part = layout.part(coupled)
-        chosen[part.flat] = part.layout.unpad(_choose(_score(trial, part, chain), chain))
-    verdict = _keep_chosen(layout, trial.window, chosen)
-    rejection = chain.under(layout.rows, Rule.REJECTION)
-    if rejection:
-        part = layout.part(rejection)
-        scored = _score(trial, part, chain)
-        accepted, following = _rejection(scored, _proposed(trial, scored), chain)
-        verdict.tokens[part.flat] = part.layout.unpad(_tokens(scored.window, accepted, following))
-        verdict.kept[part.which] = accepted + 1
+    """Rows whose tokens follow from their logits alone, and the others through the chain, only they."""
+    verdict = accept_by_logits(trial, chain)
+    accept_scored(verdict, trial, chain)
     return verdict
+
+
+def accept_by_logits(trial: Trial, chain: Chain) -> Verdict:
+    """As if no row needed the chain."""
+    layout, logits = trial.layout, trial.logits
+    # On a GPU the chain's own kernel looks at masks.
+    chosen = best(logits) if fused(logits) else trial.allowed.choose(layout, logits)
+    if library(logits):
+        return _judge(layout, trial.starts, trial.window, logits, chosen, chain.from_logits)
+    return _keep_chosen(layout, trial.window, chosen)
+
+
+def accept_scored(verdict: Verdict, trial: Trial, chain: Chain) -> None:
+    """What rows that need the chain keep, instead of what was found without."""
+    rows, bound = trial.layout.rows, (Rule.ALLOWED,) if fused(trial.logits) else ()
+    judges: list[tuple[tuple[Rule, ...], Callable[[Scored, Chain], Verdict]]] = [
+        ((Rule.COUPLED, *bound), _judge_coupled),
+        ((Rule.REJECTION,), _judge_rejection),
+    ]
+    if library(trial.logits):
+        judges = [((Rule.COUPLED, Rule.REJECTION), _judge_scored)]
+    for rules, judge in judges:
+        places = chain.scored(rows, *rules)
+        if places:
+            part = trial.layout.part(places)
+            mine = judge(_score(trial, part, chain), chain)
+            verdict.tokens[part.flat], verdict.kept[part.which] = mine.tokens, mine.kept
 
 
 def _score(trial: Trial, part: Part, chain: Chain) -> Scored:
@@ -83,12 +93,28 @@ def _score(trial: Trial, part: Part, chain: Chain) -> Scored:
     return Scored(layout, window, positions, scores)
 
 
-def _choose(scored: Scored, chain: Chain) -> Tensor:
-    """Greedy and seeded rows: the target's token is fixed by position -> [b, W]."""
+def _judge_scored(scored: Scored, chain: Chain) -> Verdict:
+    layout, scores = scored.layout, scored.layout.unpad(scored.scores).contiguous()
+    window, starts = layout.unpad(scored.window), scored.positions[:, 0] - 1
+    return _judge(layout, starts, window, scores, best(scores), chain.from_scores)
+
+
+def _judge(layout: Layout, starts: Tensor, window: Tensor, scores: Tensor, chosen: Tensor, draws: Draws) -> Verdict:
+    """Scores [N, V] of windows [N], by kernels; chosen [N]: what rows take that do not draw."""
+    draws.choose(layout, starts, scores, chosen)
+    verdict = _keep_chosen(layout, window, chosen)
+    draws.reject(layout, starts, window, scores, (verdict.tokens, verdict.kept))
+    return verdict
+
+
+def _judge_coupled(scored: Scored, chain: Chain) -> Verdict:
+    """Greedy and seeded rows: the target's token is fixed by position."""
     layout, scores = scored.layout, scored.scores
     if chain.needs_of(layout.rows).noise:
-        return chain.draw(scores, layout.index, noise.TARGET, scored.positions)
-    return best(scores)
+        chosen = chain.draw(scores, layout.index, noise.TARGET, scored.positions)
+    else:
+        chosen = best(scores)
+    return _keep_chosen(layout, layout.unpad(scored.window), layout.unpad(chosen))
 
 
 def _keep_chosen(layout: Layout, window: Tensor, chosen: Tensor) -> Verdict:
@@ -96,39 +122,35 @@ def _keep_chosen(layout: Layout, window: Tensor, chosen: Tensor) -> Verdict:
     if fused(chosen):
         return Verdict(*verdicts().accept_coupled(chosen, window, layout.offsets, layout.sizes, layout.widest))
     lib = library() if chosen.is_cpu else None
-    if lib is None or layout.counts is not None:
+    if lib is None:
         window, mine = layout.pad(window), layout.pad(chosen)
         accepted = _leading((window[:, 1:] == mine[:, :-1]) & _drafted(layout))
         following = mine.gather(1, accepted[:, None])[:, 0]
         return Verdict(layout.unpad(_tokens(window, accepted, following)), accepted + 1)
     verdict = Verdict(fresh(chosen, *chosen.shape), fresh(chosen, len(layout.rows)))
     tensors = (verdict.tokens, verdict.kept, chosen, window, layout.offsets)
-    lib.accept_coupled(*(t.data_ptr() for t in tensors), len(layout.rows))
+    counts = None if layout.counts is None else layout.counts.data_ptr()
+    lib.accept_coupled(*(t.data_ptr() for t in tensors), counts, len(layout.rows))
     return verdict
 
 
-def _proposed(trial: Trial, scored: Scored) -> Tensor:
-    """The distributions the drafts were drawn from, [b, W - 1, V]."""
-    if trial.draft_probs is None:
-        return scored.scores[:, :0]
-    return trial.draft_probs[scored.layout.index, : scored.layout.widest - 1]
-
-
-def _rejection(scored: Scored, proposed: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
+def _judge_rejection(scored: Scored, chain: Chain) -> Verdict:
     """Unseeded rows, p the target, q the drafter: keep with min(1, p / q), else draw from what p has above q."""
-    p, q, rows = scored.scores.softmax(-1), proposed, scored.layout.index
-    drafts, drafted = scored.window[:, 1:, None], _drafted(scored.layout)
+    layout, rows = scored.layout, scored.layout.index
+    p, q = scored.scores.softmax(-1), chain.room_for_probs()[rows, : layout.widest - 1]
+    drafts, drafted = scored.window[:, 1:, None], _drafted(layout)
     chance = noise.uniform(chain.seed[rows], noise.ACCEPT, scored.positions[:, :-1])
     passed = chance * q.gather(2, drafts)[..., 0] < p[:, :-1].gather(2, drafts)[..., 0]
     accepted = _leading(passed & drafted)
     # After the last draft nothing was proposed: q is zero there and the draw is from p itself.
-    q = torch.cat([q * drafted[..., None], torch.zeros_like(p[:, :1])], 1)
+    q = torch.cat([q.masked_fill(~drafted[..., None], 0), torch.zeros_like(p[:, :1])], 1)
     at = accepted[:, None, None].expand(-1, 1, p.shape[-1])
     p_at, q_at = p.gather(1, at)[:, 0].double(), q.gather(1, at)[:, 0].double()
     residual = (p_at - q_at).clamp(min=0)
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_at)
     position = scored.positions.gather(1, accepted[:, None])
-    return accepted, chain.draw(residual.log().float()[:, None], rows, noise.RESIDUAL, position)[:, 0]
+    following = chain.draw(residual.log().float()[:, None], rows, noise.RESIDUAL, position)[:, 0]
+    return Verdict(layout.unpad(_tokens(scored.window, accepted, following)), accepted + 1)
 
 
 def _drafted(layout: Layout) -> Tensor:

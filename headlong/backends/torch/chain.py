@@ -11,12 +11,15 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from headlong.backends.torch.draws import COUPLED, REJECTION, Draws
 from headlong.backends.torch.gpu.paths import fused, sampler
 from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best, bits
 from headlong.backends.torch.kernels.truncate import Cuts, truncate
+from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
 from headlong.engine.request import Sampling, Start
+from headlong.settings import MAX_DEPTH
 
 NO_TOP_P = 2.0  # above any sum of probabilities, rounding included
 
@@ -66,6 +69,11 @@ class Needs:
             return Rule.ALLOWED if self.masked else Rule.BEST
         return Rule.COUPLED
 
+    @property
+    def scores(self) -> bool:
+        """Whether tokens follow from other scores than the logits over a temperature."""
+        return self not in (Needs(), Needs(masked=True), Needs(noise=True), Needs(noise=True, rejection=True))
+
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(*(a or b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
@@ -90,6 +98,11 @@ class Chain:
         self.seed = torch.zeros(rows, dtype=torch.long, device=device)
         self.drawn = torch.zeros(rows, dtype=torch.float32, device=device)  # 1 where noise applies, 0 for greedy rows
         self.temperature = torch.ones(rows, dtype=torch.float32, device=device)
+        self.draft_probs: Tensor | None = None  # [rows, D, V]: what drafts under the rejection rule were drawn from
+        if device.type == "cpu":  # where recorded passes find it; what is never written takes no memory
+            probs = self.room_for_probs()
+            self.from_logits = Draws(self.seed, self.temperature, probs)
+            self.from_scores = Draws(self.seed, torch.ones_like(self.temperature), probs)
         self.cuts = Cuts(
             self.seed,
             top_k=torch.full((rows,), vocab, dtype=torch.long, device=device),
@@ -112,6 +125,9 @@ class Chain:
         self.seed[row] = start.seed
         self.drawn[row] = float(needs.noise)
         self.temperature[row] = sampling.temperature if needs.noise else 1.0
+        if self.seed.is_cpu:
+            code = (REJECTION if needs.rejection else COUPLED) if needs.noise else 0
+            self.from_logits.rules[row], self.from_scores.rules[row] = (0, code) if needs.scores else (code, 0)
         self._start_cuts(row, sampling)
         self._start_counts(row, start.prompt, sampling)
         self._start_bias(row, sampling)
@@ -154,15 +170,31 @@ class Chain:
 
     def views(self, row: int) -> dict[str, Tensor]:
         """What a row's text has changed here since its start."""
-        return {} if self.counts is None else {"counts": self.counts[row]}
+        found = {} if self.counts is None else {"counts": self.counts[row]}
+        if self.rules[row] is Rule.REJECTION:
+            found["draft probs"] = self.room_for_probs()[row]
+        return found
+
+    def room_for_probs(self) -> Tensor:
+        """Made when it is first needed: it is as large as the vocabulary for every row and draft."""
+        if self.draft_probs is None:
+            shape = (self.rows, MAX_DEPTH, self.vocab)
+            self.draft_probs = torch.empty(shape, dtype=torch.float32, device=self.device)
+        return self.draft_probs
 
     def under(self, rows: Sequence[int], *rules: Rule) -> tuple[int, ...]:
         """The places among these rows that stand under one of some rules."""
         return tuple(b for b, row in enumerate(rows) if self.rules[row] in rules)
 
-    def all_best(self, rows: Sequence[int]) -> bool:
-        """Whether these rows take their best logits, of all or of those allowed."""
-        return all(self.rules[row] in (Rule.BEST, Rule.ALLOWED) for row in rows)
+    def scored(self, rows: Sequence[int], *rules: Rule) -> tuple[int, ...]:
+        """Those of them whose tokens are not found from the logits alone."""
+        if self.device.type != "cpu" or library() is None:
+            return self.under(rows, *rules)
+        return tuple(b for b, row in enumerate(rows) if self.rules[row] in rules and self.needs[row].scores)
+
+    def from_logits_alone(self, rows: Sequence[int]) -> bool:
+        """Whether these rows all take their best logits, of all or of those allowed, or a kernel draws by them."""
+        return not self.scored(rows, Rule.COUPLED, Rule.REJECTION)
 
     def needs_of(self, rows: Sequence[int]) -> Needs:
         total = Needs()

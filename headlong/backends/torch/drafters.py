@@ -18,7 +18,7 @@ from headlong.backends.torch.native.arena import fresh
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import BACKLOG, Backlog, Feed
-from headlong.backends.torch.ragged import Grid, Layout
+from headlong.backends.torch.ragged import Grid, Layout, Part
 from headlong.backends.torch.step import Prefill, Window
 from headlong.settings import MAX_DEPTH
 
@@ -27,12 +27,11 @@ from headlong.settings import MAX_DEPTH
 class Proposal:
     """tokens [B, D] for the positions after each row's newest token, padded past a row's own depth.
 
-    probs [R, D, V] are the distributions they were drawn from, of the rows under the rejection rule in their order;
-    None where drafts are certain.
+    They are certain, or what those under the rejection rule were drawn from is with the chain.
     """
 
     tokens: Tensor
-    probs: Tensor | None = None
+    certain: bool = False
 
 
 class Drafter(Protocol):
@@ -110,12 +109,11 @@ class HeadDrafter:
     def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
         self._catch_up(feed.layout.rows, 1)
         self.head.learn(feed.tokens)
-        if depths[0] == depths[-1] and self.chain.all_best(feed.layout.rows):
+        if depths[0] == depths[-1] and self.chain.from_logits_alone(feed.layout.rows):
             return self._draft_alike(feed, depths[0])
         self._once_s = 0.0
         rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
         drafts = rows.index.new_zeros(depths[0], len(depths))
-        probs = self._room_for_probs(rows.rows, depths[0])
         for j in range(depths[0]):
             if j:
                 count = sum(depth > j for depth in depths)
@@ -123,15 +121,13 @@ class HeadDrafter:
                 starts, counts, hidden, tokens = starts[:count], rows.sizes, hidden[:count], tokens[:count]
             hidden, logits = self.feed(rows, rows.index, rows.offsets, starts, counts, hidden, tokens)
             self._once_s += self.feed.once_s
-            starts = starts + counts
             tokens = drafts[j, : len(rows.rows)]
-            shares = self._pick(rows, logits, starts, drafts[:j].T, tokens)
-            if probs is not None and shares is not None:
-                probs[: len(shares), j] = shares
-        return Proposal(drafts.T, probs)
+            self._pick(rows, logits, (starts, counts), drafts[:j, : len(tokens)].T, tokens)
+            starts = starts + counts
+        return Proposal(drafts.T)
 
     def _draft_alike(self, feed: Feed, depth: int) -> Proposal:
-        """For rows that take the head's best tokens, all of them as many."""
+        """For rows whose drafts follow from the head's logits alone, all of them as many."""
         taped, layout = self.chains[depth], feed.layout
         (drafts,) = taped(layout, layout.index, layout.offsets, feed.starts, feed.kept, feed.hidden, feed.tokens)
         self._once_s = taped.once_s
@@ -165,7 +161,7 @@ class HeadDrafter:
         return last, self.head.logits(last)
 
     def _chain(self, depth: int, layout: Layout, *pairs: Tensor) -> tuple[Tensor]:
-        """Pairs as `_feed` takes them -> the best tokens of so many steps, [depth, B]."""
+        """Pairs as `_feed` takes them -> drafts of so many steps, [depth, B]."""
         index, offsets, starts, counts, hidden, tokens = pairs
         # Flat: lines of their own would take whole blocks, whatever the number of rows in them.
         drafts = fresh(index, depth * len(index)).view(depth, -1)
@@ -175,35 +171,51 @@ class HeadDrafter:
                 index, offsets = layout.index, layout.offsets
             hidden, logits = self._feed(layout, index, offsets, starts, counts, hidden, tokens)
             tokens = drafts[j]
-            best_word(logits, self.head.words, tokens)
+            self._pick_by_logits(layout.at(index, offsets), logits, (starts, counts), j, tokens)
         return (drafts,)
 
-    def _pick(self, rows: Layout, logits: Tensor, ends: Tensor, drafts: Tensor, to: Tensor) -> Tensor | None:
-        """Drafts to [B], after those so far [B, j], from logits [B, V], or of the head's words, of what was fed before
-        ends [B], through the target's own chain; of rows under the rejection rule the distribution, [R, V]."""
-        shares, chain, words = None, self.chain, self.head.words
-        best_word(logits, words, to)
-        # A coupled row's draft uses the target's noise, so that the two agree as often as they can.
-        for rule, stream in ((Rule.COUPLED, noise.TARGET), (Rule.REJECTION, noise.DRAFT)):
-            asking = chain.under(rows.rows, rule)
+    def _pick_by_logits(self, rows: Layout, logits: Tensor, fed: tuple[Tensor, Tensor], step: int, to: Tensor) -> None:
+        """Drafts to [B] as if no row needed the chain."""
+        best_word(logits, self.head.words, to)
+        if library(logits):
+            self.chain.from_logits.draft(rows, fed, logits, step, to)
+
+    def _pick(self, rows: Layout, logits: Tensor, fed: tuple[Tensor, Tensor], drafts: Tensor, to: Tensor) -> None:
+        """Drafts to [B], after those so far [B, j], from logits [B, V], or of the head's words, of what was fed, starts
+        and counts [B], through the target's own chain."""
+        chain, step = self.chain, drafts.shape[1]
+        self._pick_by_logits(rows, logits, fed, step, to)
+        for rule in (Rule.COUPLED, Rule.REJECTION):
+            asking = chain.scored(rows.rows, rule)
             if asking:
                 part = rows.part(asking)
-                index, needs = part.layout.index, chain.needs_of(part.layout.rows)
-                before, positions = drafts[part.which], ends[part.which, None] + 1
-                seen = Seen(before, torch.ones_like(before, dtype=torch.bool)[:, None])
-                mine = part.of_rows(logits)
-                mine = mine if words is None else _spread(mine, words, chain.vocab)
-                scores = chain.apply(mine[:, None], index, needs, positions, seen)
-                if rule is Rule.REJECTION:
-                    shares = scores.softmax(-1)[:, 0]
-                chosen = chain.draw(scores, index, stream, positions) if needs.noise else best(scores)
-                to[part.which] = chosen[:, 0]
-        return shares
+                starts, counts = map(part.of_rows, fed)
+                scores = self._score(part, logits, starts + counts + 1, drafts)
+                to[part.which] = self._draw(part.layout, rule, scores, (starts, counts), step)
 
-    def _room_for_probs(self, rows: Sequence[int], depth: int) -> Tensor | None:
-        count = len(self.chain.under(rows, Rule.REJECTION))
-        shape = (count, depth, self.chain.vocab)
-        return torch.zeros(shape, dtype=torch.float32, device=self.cache.device) if count else None
+    def _score(self, part: Part, logits: Tensor, positions: Tensor, drafts: Tensor) -> Tensor:
+        """The chain's scores for some rows' positions [b] -> [b, V]."""
+        chain, words = self.chain, self.head.words
+        before, mine = part.of_rows(drafts), part.of_rows(logits)
+        mine = mine if words is None else _spread(mine, words, chain.vocab)
+        seen = Seen(before, torch.ones_like(before, dtype=torch.bool)[:, None])
+        needs = chain.needs_of(part.layout.rows)
+        return chain.apply(mine[:, None], part.layout.index, needs, positions[:, None], seen)[:, 0]
+
+    def _draw(self, rows: Layout, rule: Rule, scores: Tensor, fed: tuple[Tensor, Tensor], step: int) -> Tensor:
+        """Drafts [b] of rows under one rule. A coupled row's takes the target's noise, so that the two agree as often
+        as they can."""
+        chain = self.chain
+        if library(scores):
+            chosen = best(scores)
+            chain.from_scores.draft(rows, fed, scores.contiguous(), step, chosen)
+            return chosen
+        if rule is Rule.REJECTION:
+            chain.room_for_probs()[rows.index, step] = scores.softmax(-1)
+        elif not chain.needs_of(rows.rows).noise:
+            return best(scores)
+        stream = noise.DRAFT if rule is Rule.REJECTION else noise.TARGET
+        return chain.draw(scores[:, None], rows.index, stream, (fed[0] + fed[1] + 1)[:, None])[:, 0]
 
 
 def _next(layout: Layout, starts: Tensor, counts: Tensor) -> tuple[Layout, Tensor, Tensor]:
@@ -255,7 +267,7 @@ class Right:
         for row, length in zip(feed.layout.rows, feed.lengths.tolist(), strict=True):
             tokens = [*self.sequences[row][length + 1 : length + 1 + max(depths)], *[0] * max(depths)]
             drafts.append([(token + self.shift) % self.vocab for token in tokens[: max(depths)]])
-        return Proposal(torch.tensor(drafts, device=feed.starts.device))
+        return Proposal(torch.tensor(drafts, device=feed.starts.device), certain=True)
 
 
 class Wrong(Right):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headlong.backends.torch.accept import Trial, Verdict, accept, accept_best
+from headlong.backends.torch.accept import Trial, Verdict, accept_by_logits, accept_scored
 from headlong.backends.torch.allowed import Allowed
 from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain, Rule
@@ -25,7 +25,6 @@ from headlong.backends.torch.ragged import Layout
 from headlong.backends.torch.step import Prefill, Window
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan, Start
-from headlong.settings import MAX_DEPTH
 
 if TYPE_CHECKING:
     from headlong.engine.backend import Handle
@@ -97,7 +96,6 @@ class Rounds:
         self.length = torch.zeros(rows, dtype=torch.long, device=device)
         self.windows = torch.zeros(rows, MAX_WIDTH, dtype=torch.long, device=device)
         self._windows = self.windows.numpy() if self.windows.is_cpu else None  # writing to it takes a tenth of the time
-        self.draft_probs: Tensor | None = None  # under the rejection rule, what the proposals were drawn from
         self.follows = [True] * rows
         self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
         self.reading: dict[int, Layers] = {}  # chunks of which some layers are still to be run, by row
@@ -119,8 +117,6 @@ class Rounds:
     def views(self, row: int) -> dict[str, Tensor]:
         """Everything of a row that its text changes, but its pages."""
         found = {"length": self.length[row], "windows": self.windows[row]}
-        if self.draft_probs is not None:
-            found["draft probs"] = self.draft_probs[row]
         late = self.drafter.backlog.views(row) if self.drafter and self.drafter.backlog else {}
         return {**found, **late, **self.chain.views(row), **self.cache.views(row)}
 
@@ -164,8 +160,8 @@ class Rounds:
         verify = self.verify_and_rest if resting else self.verify
         starts, window, hidden, logits, *best = verify(layout, layout.index, layout.offsets, layout.steps)
         verdict = Verdict(*best)
-        if special := not self.chain.all_best(layout.rows):
-            verdict = accept(Trial(layout, starts, window, logits, self.draft_probs, self.allowed), self.chain)
+        if special := not self.chain.from_logits_alone(layout.rows):
+            accept_scored(verdict, Trial(layout, starts, window, logits, self.allowed), self.chain)
         feed = Feed(layout, starts, hidden, verdict.tokens, verdict.kept)
         if special:
             self._commit(feed, self.drafter.backlog if self.drafter and resting else None)
@@ -195,8 +191,8 @@ class Rounds:
             else:
                 self.windows[row.row, places] = torch.tensor(row.drafts, device=self.cache.device)
             if self.chain.rules[row.row] is Rule.REJECTION:
-                certain = torch.nn.functional.one_hot(self.windows[row.row, places], self.chain.vocab)
-                self._room_for_probs()[row.row, : len(row.drafts)] = certain.float()
+                probs = self.chain.room_for_probs()[row.row, : len(row.drafts)]
+                probs.zero_().scatter_(1, self.windows[row.row, places, None], 1.0)
 
     def _place_masks(self, plan: Sequence[RowPlan]) -> None:
         for row in plan:
@@ -204,7 +200,7 @@ class Rounds:
                 self.allowed.put(row.row, row.masks())
 
     def _verify(self, layout: Layout, index: Tensor, offsets: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
-        """A round of rows that take their best logits, of all or of those allowed; what others keep is found anew.
+        """A round of rows whose tokens follow from their logits alone; what others keep is found anew.
 
         Its places [B] and [B + 1], and steps [N] -> starts [B], window [N], hidden [N, H], logits [N, V], tokens [N],
         kept [B].
@@ -212,7 +208,7 @@ class Rounds:
         layout = layout.at(index, offsets)
         starts, window = self._look_up(layout)
         hidden, logits = self._run_target(layout, starts, window)
-        verdict = accept_best(layout, window, logits, self.allowed)
+        verdict = accept_by_logits(Trial(layout, starts, window, logits, self.allowed), self.chain)
         self._commit(Feed(layout, starts, hidden, verdict.tokens, verdict.kept))
         return starts, window, hidden, logits, verdict.tokens, verdict.kept
 
@@ -227,11 +223,11 @@ class Rounds:
 
     def _resting(self, layout: Layout, drafts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]] | None:
         """Rows and widths of which pairs are to be set aside, where nobody drafts and it is known how many are kept:
-        best logits tell, or there is one of each."""
+        logits tell, or there is one of each."""
         backlog = self.drafter.backlog if self.drafter and not self.cache.spare else None
         if any(drafts) or backlog is None or backlog.hidden is None:  # the first pairs make room for all
             return None
-        if layout.widest > 1 and not self.chain.all_best(layout.rows):
+        if layout.widest > 1 and not self.chain.from_logits_alone(layout.rows):
             return None
         if all(self.follows[row] for row in layout.rows):
             return layout.rows, layout.widths
@@ -296,15 +292,12 @@ class Rounds:
         """Leave proposals for the next windows, and give them [B, D]."""
         assert self.drafter is not None
         proposal = self.drafter.draft(feed, depths)
-        depth = proposal.tokens.shape[1]
         self._place_drafts(feed.layout.index, proposal.tokens)
-        rejection = self.chain.under(feed.layout.rows, Rule.REJECTION)
+        rejection = self.chain.under(feed.layout.rows, Rule.REJECTION) if proposal.certain else ()
         if rejection:
-            part = feed.layout.part(rejection)
-            probs = proposal.probs
-            if probs is None:
-                probs = torch.nn.functional.one_hot(proposal.tokens[part.which], self.chain.vocab).float()
-            self._room_for_probs()[part.layout.index, :depth] = probs
+            part, depth = feed.layout.part(rejection), proposal.tokens.shape[1]
+            probs = torch.nn.functional.one_hot(proposal.tokens[part.which], self.chain.vocab).float()
+            self.chain.room_for_probs()[part.layout.index, :depth] = probs
         return proposal.tokens
 
     def _place_drafts(self, index: Tensor, drafts: Tensor) -> None:
@@ -315,10 +308,3 @@ class Rounds:
         else:
             tensors = (self.windows, index, drafts)
             lib.leave_drafts(*(t.data_ptr() for t in tensors), *drafts.shape, *drafts.stride(), MAX_WIDTH)
-
-    def _room_for_probs(self) -> Tensor:
-        """Made when a row first needs it: it is as large as the vocabulary for every row and draft."""
-        if self.draft_probs is None:
-            shape = (self.cache.rows, MAX_DEPTH, self.chain.vocab)
-            self.draft_probs = torch.zeros(shape, dtype=torch.float32, device=self.cache.device)
-        return self.draft_probs

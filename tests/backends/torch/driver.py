@@ -235,7 +235,7 @@ class Mixture(Right):
                 # The round's length is part of the coin, so a position once rejected is not rejected for ever.
                 if random.Random(f"{self.salt} {row} {length} {j}").random() > self.chance:
                     tokens[b, j] = (tokens[b, j] + 1 + j) % self.vocab
-        return Proposal(tokens)
+        return Proposal(tokens, certain=True)
 
 
 def whole(job: Job, plain: Trace) -> list[int]:

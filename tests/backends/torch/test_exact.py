@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import headlong
-from headlong.backends.torch import accept, round
+from headlong.backends.torch import accept
 from headlong.backends.torch.accept import Verdict
 from headlong.backends.torch.backend import TorchBackend
 from headlong.backends.torch.cache import Cache
 from headlong.backends.torch.chain import Chain, Seen
+from headlong.backends.torch.draws import Draws
 from headlong.backends.torch.kernels import attention, gated_delta, linear, noise, norm
 from headlong.backends.torch.native.library import torch_threads
 from headlong.backends.torch.round import Rounds
@@ -322,13 +323,13 @@ def all_kept(monkeypatch):
 
 
 def last_draft_trusted(monkeypatch):
-    def trusting(found, sizes):
-        return Verdict(found.tokens, torch.minimum(found.kept + 1, sizes))
+    keep_chosen = accept._keep_chosen
 
-    monkeypatch.setattr(round, "accept", lambda trial, chain: trusting(accept.accept(trial, chain), trial.layout.sizes))
-    monkeypatch.setattr(
-        round, "accept_best", lambda layout, *rest: trusting(accept.accept_best(layout, *rest), layout.sizes)
-    )
+    def trusting(layout, *rest):
+        found = keep_chosen(layout, *rest)
+        return Verdict(found.tokens, torch.minimum(found.kept + 1, layout.sizes))
+
+    monkeypatch.setattr(accept, "_keep_chosen", trusting)
 
 
 def noise_by_place(monkeypatch):
@@ -336,6 +337,12 @@ def noise_by_place(monkeypatch):
     monkeypatch.setattr(
         noise, "gumbel", lambda seed, *rest: gumbel(seed + torch.arange(len(seed), device=seed.device), *rest)
     )
+    choose = Draws.choose
+
+    def careless(self, layout, starts, *rest):
+        choose(self, layout, starts + torch.arange(len(starts)), *rest)
+
+    monkeypatch.setattr(Draws, "choose", careless)
 
 
 def drafts_not_counted(monkeypatch):

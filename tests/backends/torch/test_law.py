@@ -4,6 +4,7 @@ Most tests run a language model that is a table: the next token's logits are a r
 Its head is another table. They go through the real rounds, chain, drafter and rules, thousands of rows at a time.
 """
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -13,11 +14,12 @@ import torch
 from scipy.stats import chi2
 
 from headlong.backends.torch import accept
+from headlong.backends.torch.accept import Verdict
 from headlong.backends.torch.cache import Cache, CacheShape
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import HeadDrafter, Proposal, Right
 from headlong.backends.torch.kernels import noise
-from headlong.backends.torch.kernels.truncate import Cuts
+from headlong.backends.torch.native.library import references_only
 from headlong.backends.torch.round import Rounds
 from headlong.engine.request import Limits, RowPlan, Sampling, Start
 from tests import tiny
@@ -26,6 +28,12 @@ from tests.backends.torch.driver import Driver, Job, fixed, open_tiny
 DRAWS = 20_000
 LEAST = 1e-4  # p-value; seeds are fixed, so a test that passes once passes always
 FIRST = 2  # the one token of the prompt
+
+
+@pytest.fixture(autouse=True, params=[contextlib.nullcontext, references_only], ids=["native", "reference"])
+def kernels(request):
+    with request.param():
+        yield
 
 
 # --- the table model ---------------------------------------------------------------------------------------------
@@ -97,21 +105,26 @@ def table_rounds(target, head, sampling, rows, first_seed=0, masked=False):
 def _same_for_all(chain, sampling, rows, first_seed, masked):
     """One row's parameters given to every row, each with a seed of its own."""
     chain.start(Start(0, [FIRST], sampling, 0, masked=masked))
-    for name, value in vars(chain).items():
-        if isinstance(value, torch.Tensor):
-            setattr(chain, name, value.repeat(rows, *[1] * (value.dim() - 1)))
     chain.rows, chain.needs, chain.rules = rows, chain.needs * rows, chain.rules * rows
-    chain.seed = torch.arange(first_seed, first_seed + rows)
-    cuts = {name: value.repeat(rows, *[1] * (value.dim() - 1)) for name, value in vars(chain.cuts).items()}
-    chain.cuts = Cuts(**cuts | {"seed": chain.seed})
+    _repeat(chain, rows)
+    chain.seed[:] = torch.arange(first_seed, first_seed + rows)
+    for part in (chain.cuts, chain.from_logits, chain.from_scores):
+        _repeat(part, rows, seed=chain.seed, seeds=chain.seed, probs=chain.draft_probs)
     return chain
+
+
+def _repeat(part, rows, **shared):
+    for name, value in vars(part).items():
+        if isinstance(value, torch.Tensor):
+            repeated = value.repeat(rows, *[1] * (value.dim() - 1))
+            object.__setattr__(part, name, shared.get(name, repeated))
 
 
 class Guess(Right):
     """Certain of a token that the row's length chooses."""
 
     def draft(self, feed, depths):
-        return Proposal((5 * feed.lengths[:, None] + 3 * torch.arange(max(depths))) % self.vocab)
+        return Proposal((5 * feed.lengths[:, None] + 3 * torch.arange(max(depths))) % self.vocab, certain=True)
 
 
 # --- exact probabilities -----------------------------------------------------------------------------------------
@@ -295,15 +308,16 @@ def draft_shares_the_test_noise(monkeypatch):
 
 def redraw_from_p(monkeypatch):
     """After a rejection a fresh draw from p, as if the residual did not matter."""
-    rejection = accept._rejection
+    rejection = accept._judge_rejection
 
-    def careless(scored, proposed, chain):
-        accepted, _ = rejection(scored, proposed, chain)
-        p = scored.scores.softmax(-1).gather(1, accepted[:, None, None].expand(-1, 1, scored.scores.shape[-1]))[:, 0]
-        position = scored.positions.gather(1, accepted[:, None])
-        return accepted, chain.draw(p.log()[:, None], scored.layout.index, noise.RESIDUAL, position)[:, 0]
+    def careless(scored, chain):
+        kept, layout = rejection(scored, chain).kept, scored.layout
+        positions = scored.positions.gather(1, kept[:, None] - 1)
+        p = scored.scores.softmax(-1)[torch.arange(len(kept)), kept - 1]
+        following = chain.draw(p.log()[:, None], layout.index, noise.RESIDUAL, positions)[:, 0]
+        return Verdict(layout.unpad(accept._tokens(scored.window, kept - 1, following)), kept)
 
-    monkeypatch.setattr(accept, "_rejection", careless)
+    monkeypatch.setattr(accept, "_judge_rejection", careless)
 
 
 def every_draft_kept(monkeypatch):
@@ -316,6 +330,7 @@ def same_noise_for_target_and_draft(monkeypatch):
     monkeypatch.setattr(noise, "RESIDUAL", noise.TARGET)
 
 
+@pytest.mark.parametrize("kernels", [references_only], indirect=True)
 @pytest.mark.parametrize(
     "bias",
     [

@@ -70,7 +70,7 @@ def test_greedy_acceptance_row_by_row(kernels):
         window += [0, *drafts]
         wanted.append(best[first : first + right + 1])
     starts, allowed = torch.zeros(40, dtype=torch.long), Allowed(40, vocab, CPU)
-    trial = Trial(layout, starts, torch.tensor(window), logits, None, allowed)
+    trial = Trial(layout, starts, torch.tensor(window), logits, allowed)
     with kernels():
         verdict = accept(trial, Chain(40, vocab, CPU))
     found = zip(verdict.tokens.split(widths), verdict.kept.tolist(), strict=True)
@@ -93,7 +93,7 @@ def test_constrained_rows_take_what_the_whole_chain_would_give_them():
             allowed.start(row, chain.rules[row] is Rule.ALLOWED)
             allowed.put(row, torch.randint(-(2**31), 2**31, (width, 3), generator=noise).int().numpy())
     window = torch.randint(0, vocab, (layout.tokens,), generator=noise)
-    trial = Trial(layout, torch.full((40,), 5), window, logits, None, allowed)
+    trial = Trial(layout, torch.full((40,), 5), window, logits, allowed)
     with references_only():
         wanted = accept(trial, chain)
     found = accept(trial, chain)

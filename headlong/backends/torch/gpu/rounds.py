@@ -212,7 +212,7 @@ class GraphRounds(Rounds):
             del self.captured[next(iter(self.captured))]  # used longest ago
         captured = self._empty(shape, plan)
         if any(needs.rejection for needs in shape.needs):
-            self._room_for_probs()
+            self.chain.room_for_probs()
         captured.graphs = self.stream.record(self._parts(captured))
         if not captured.masked and not shape.told:  # then nobody asks for it, and other graphs may use its memory
             captured.trial = captured.hidden = captured.verdict = None
@@ -254,7 +254,7 @@ class GraphRounds(Rounds):
         self.length[self._spare].zero_()
         starts, window = self._look_up(layout)
         captured.hidden, logits = self._run_target(layout, starts, window)
-        captured.trial = Trial(layout, starts, window, logits, self.draft_probs, self.allowed)
+        captured.trial = Trial(layout, starts, window, logits, self.allowed)
 
     def _judge(self, captured: Captured) -> None:
         assert captured.trial is not None

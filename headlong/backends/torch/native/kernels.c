@@ -19,6 +19,7 @@
 #include "delta.h"
 #include "rounds.h"
 #include "noise.h"
+#include "draws.h"
 #include "truncate.h"
 
 typedef struct {

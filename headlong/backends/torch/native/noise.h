@@ -42,6 +42,28 @@ static inline floats gumbels(floats u) {
     return -logs(-(logs(rest) + lost / rest));
 }
 
+/* Two words of a seed, a stream and a position; all bits depend on all. */
+typedef struct {
+    uint32_t low, high;
+} Keys;
+
+static inline Keys keys_of(uint64_t seed, uint32_t stream, uint64_t position) {
+    uint32_t low = mix_word((uint32_t)seed ^ stream * 0x9E3779B9u);
+    uint32_t high = mix_word(((uint32_t)(seed >> 32) ^ stream * 0x85EBCA6Bu) + low);
+    low = mix_word(low ^ high);
+    low ^= mix_word((uint32_t)position);
+    high += mix_word((uint32_t)position ^ 0x5BD1E995u);
+    return (Keys){mix_word(low), mix_word(high)};
+}
+
+/* Between 0 and 1. */
+static inline double chance(Keys keys) { return (mix_word(keys.low ^ keys.high) + 0.5) * 0x1p-32; }
+
+/* Standard Gumbel noise of some tokens. */
+static inline floats noise_of(words tokens, Keys keys) {
+    return gumbels(units(mix_words(mix_words(tokens ^ keys.low) ^ keys.high)));
+}
+
 typedef struct {
     float *y;  /* [B, W, vocab] */
     const int64_t *seeds, *streams, *positions;  /* [B], [B], [B, W] */
@@ -53,16 +75,9 @@ static void gumbel_positions(const void *job, long first, long last) {
     words lanes;
     for (int i = 0; i < WIDTH; i++) lanes[i] = i;
     for (long at = first; at < last; at++) {
-        uint64_t seed = a->seeds[at / a->width], position = a->positions[at];
-        uint32_t stream = a->streams[at / a->width];
-        uint32_t low = mix_word((uint32_t)seed ^ stream * 0x9E3779B9u);
-        uint32_t high = mix_word(((uint32_t)(seed >> 32) ^ stream * 0x85EBCA6Bu) + low);
-        low = mix_word(low ^ high);
-        low ^= mix_word((uint32_t)position);
-        high += mix_word((uint32_t)position ^ 0x5BD1E995u);
-        low = mix_word(low), high = mix_word(high);
+        Keys keys = keys_of(a->seeds[at / a->width], a->streams[at / a->width], a->positions[at]);
         float *y = a->y + at * a->vocab;
-        MAP(y, a->vocab, gumbels(units(mix_words(mix_words((lanes + (uint32_t)i) ^ low) ^ high))));
+        MAP(y, a->vocab, noise_of(lanes + (uint32_t)i, keys));
     }
 }
 

@@ -164,15 +164,16 @@ void best_allowed(const BestAllowed *a) {
 typedef struct {
     int64_t *tokens, *kept;  /* [N], [B] */
     const int64_t *chosen, *window, *offsets;
+    const int64_t *counts;   /* [B], or none where every token counts */
     long batch;
 } Accept;
 
 /* The coupled rule: drafts window[1 ..] are kept while they are what the target chose; then its own token. */
 void accept_coupled(const Accept *a) {
     for (long b = 0; b < a->batch; b++) {
-        long first = a->offsets[b], width = a->offsets[b + 1] - first, kept = 0;
+        long first = a->offsets[b], width = a->offsets[b + 1] - first, count = a->counts ? a->counts[b] : width, kept = 0;
         const int64_t *chosen = a->chosen + first, *drafts = a->window + first + 1;
-        while (kept + 1 < width && drafts[kept] == chosen[kept]) kept++;
+        while (kept + 1 < count && drafts[kept] == chosen[kept]) kept++;
         for (long j = 0; j < width; j++) a->tokens[first + j] = j < kept ? drafts[j] : chosen[kept];
         a->kept[b] = kept + 1;
     }
