@@ -19,9 +19,9 @@ from headlong.engine.scene import HEAD, SHALLOW, WORTH, Scene
 
 # When depths change
 YOUNG = 16  # rounds after a change of rows in which depths are considered often, ever less; fewer with more rows
-FEW = 4  # rows, of which one more or less changes much
-IDLE = 8  # rounds of rest for every four rows, or fewer, while the best plan stands and nothing is to be tried
-CROWD = 4  # one row in so many that comes or goes makes another crowd
+FEW = 3  # rows, of which one more or less changes much
+IDLE = 16  # rounds of rest for every four rows, or fewer, while the best plan stands and nothing is to be tried
+CROWD = 3  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
 DEAD_ZONE = 0.01  # gains that cannot be told from nothing
 UNSURE = 1.15  # times what drafts that nobody planned seem to cost, and must pay: such sizes are seldom seen

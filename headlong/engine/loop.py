@@ -451,7 +451,7 @@ def _cached(match: Match) -> dict[str, Any]:
 
 
 def _kind(jobs: Sequence[Job]) -> str:
-    """Rounds with a sampled row cost more than greedy ones."""
+    """Rounds with a sampled row cost more than greedy ones, and more still with one that needs all of the chain."""
     return "sampled" if any(job.sampled for job in jobs) else "plain"
 
 

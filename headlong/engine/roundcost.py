@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 KINDS = ("plain", "sampled")
 NOWHERE = ("", 0, 0)
 TILE = 16  # kernels cost a step more past a whole number of tiles, so knots stand on both sides of its edge

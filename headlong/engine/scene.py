@@ -81,11 +81,11 @@ class Scene:
         """
         plain = table[self._drafts(0, 0)] + self.steps[self.fixed_deepest]
         best = self._tokens(0.0) / plain, [0] * len(reaches)
-        gives = [[log1p(tokens) for tokens in accumulate(reach, initial=0.0)] for reach in reaches]
+        gives = [list(accumulate(reach, initial=0.0)) for reach in reaches]
         fell = 0
         for depth in self.depths if depths is None else depths:
             shares = [
-                (give[least] / least, least, row)
+                (log1p(give[least]) / least, least, row)
                 for row, give in enumerate(gives)
                 if (least := min(depth, len(give) - 1))
             ]

@@ -72,7 +72,7 @@ class Needs:
     @property
     def scores(self) -> bool:
         """Whether tokens follow from other scores than the logits over a temperature."""
-        return self not in (Needs(), Needs(masked=True), Needs(noise=True), Needs(noise=True, rejection=True))
+        return self.penalties or self.bias or self.quiet or self.truncation or (self.masked and self.noise)
 
     def __or__(self, other: "Needs") -> "Needs":
         return Needs(*(a or b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -171,7 +171,7 @@ class Chain:
     def views(self, row: int) -> dict[str, Tensor]:
         """What a row's text has changed here since its start."""
         found = {} if self.counts is None else {"counts": self.counts[row]}
-        if self.rules[row] is Rule.REJECTION:
+        if self.rules[row] is Rule.REJECTION and self.draft_probs is not None:
             found["draft probs"] = self.room_for_probs()[row]
         return found
 

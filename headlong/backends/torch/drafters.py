@@ -31,7 +31,7 @@ class Proposal:
     """
 
     tokens: Tensor
-    certain: bool = False
+    certain: bool
 
 
 class Drafter(Protocol):
@@ -124,14 +124,14 @@ class HeadDrafter:
             tokens = drafts[j, : len(rows.rows)]
             self._pick(rows, logits, (starts, counts), drafts[:j, : len(tokens)].T, tokens)
             starts = starts + counts
-        return Proposal(drafts.T)
+        return Proposal(drafts.T, certain=False)
 
     def _draft_alike(self, feed: Feed, depth: int) -> Proposal:
         """For rows whose drafts follow from the head's logits alone, all of them as many."""
         taped, layout = self.chains[depth], feed.layout
         (drafts,) = taped(layout, layout.index, layout.offsets, feed.starts, feed.kept, feed.hidden, feed.tokens)
         self._once_s = taped.once_s
-        return Proposal(drafts.T)
+        return Proposal(drafts.T, certain=False)
 
     def _catch_up(self, rows: Sequence[int], least: int) -> None:
         """Feed what was set aside of those rows that have at least so many pairs."""

@@ -1,11 +1,13 @@
-/* Tokens drawn by scores: the noise of kernels/noise.py, the rules of accept.py, of rows that ask for a temperature alone.
+/* Tokens drawn by scores: the noise of kernels/noise.py, the rules of accept.py.
+ *
+ * Scores are the chain's, or logits over a temperature, of rows that ask for nothing else.
  *
  * A token whose score is further below the best than noise can lift it is passed over: mostly that is nearly all of them.
  */
 #define MOST_NOISE 23.0f /* Gumbel noise is never above it */
 #define TOGETHER 8       /* vectors that are passed over, or not, at once */
 
-enum { BEST, COUPLED, REJECTION };             /* how a row's tokens are chosen, as in chain.py */
+enum { BEST, COUPLED, REJECTION };             /* how a row's tokens are chosen, as in draws.py */
 enum { TARGET = 1, DRAFT, ACCEPT, RESIDUAL };  /* streams of noise */
 
 /* How the rows of an engine draw. */
