@@ -19,7 +19,8 @@ from headlong.engine.scene import HEAD, SHALLOW, WORTH, Scene
 
 # When depths change
 YOUNG = 16  # rounds after a change of rows in which depths are considered often, ever less; fewer with more rows
-FEW = 3  # rows, of which one more or less changes much
+FEW = 2  # rows, of which one more or less changes much
+VACANT = 4  # rounds for which the place of a row that is gone may stay empty: mostly another comes
 IDLE = 16  # rounds of rest for every four rows, or fewer, while the best plan stands and nothing is to be tried
 CROWD = 3  # one row in so many that comes or goes makes another crowd
 DRAG = 0.15  # rounds lost by standing still after which depths change: 2 % a round for 8 rounds
@@ -101,7 +102,7 @@ class DepthController:
         self._rows: list[RowDepth] = []  # of the last round
         self._crowd, self._same = 0, True  # how many they were when depths were last considered; whether they are those
         self._scene: Scene | None = None
-        self._clock = self._planned = self._wake = self._born = self._young = 0  # rounds
+        self._clock = self._planned = self._wake = self._born = self._young = self._gone = 0  # rounds
         self._drag = self._lags = 0.0  # rounds lost by standing still, and of late by each round
         self._credit = FIRST_CREDIT  # rounds that may be lost by trying
         self._solvent = 0  # when that is enough for the next probe
@@ -128,14 +129,15 @@ class DepthController:
         self.anchors = False
         self._loan.pass_round()
         same = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
-        if same and self._clock < self._wake and not self._loan.runs(self._clock):
+        if same and self._clock < self._wake and not self._loan.runs(self._clock) and not self._other_crowd():
             return [row.now for row in rows]
         auto = [row for row in rows if row.asked is None]
         if not same:
+            self._gone = self._clock if len(rows) < len(self._rows) else self._gone
             self._rows, self._same = list(rows), False
             if self._loan.meet(len(auto), sum(row.asked == 0 for row in rows), self._sizes.padded):
                 self._wake = self._clock  # whom drafts cost something has come, or is gone
-        rests = self._clock < self._wake and not other_crowd(len(rows), self._crowd) and self._welcome(auto)
+        rests = self._clock < self._wake and not self._other_crowd() and self._welcome(auto)
         if not any(row.cap > 0 for row in auto):
             rests, self._planned = True, self._clock  # nothing is saved up while nobody could try
             self._loan.taken = 0.0
@@ -155,6 +157,11 @@ class DepthController:
         self._wake = self._clock + 2  # a trial is drafted now, verified next, known then
         trial = {id(row): depth for row, depth in zip(scene.auto, tried, strict=True)}
         return [trial.get(id(row), row.now) for row in rows]
+
+    def _other_crowd(self) -> bool:
+        """Whether the rows are so many more, or for so long so many fewer, that drafts cost something else."""
+        now, before = len(self._rows), self._crowd
+        return other_crowd(now, before) and (now > before or self._clock >= self._gone + VACANT)
 
     def _rest(self, scene: Scene, depths: Sequence[int]) -> int:
         """Rounds to the next consideration: more while the best plan stands, but to the next trial that is due."""

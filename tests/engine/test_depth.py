@@ -8,8 +8,9 @@ from statistics import mean
 
 import pytest
 
+from headlong.engine import depth as depth_module
 from headlong.engine.acceptance import Acceptance
-from headlong.engine.depth import DepthController, RowDepth
+from headlong.engine.depth import VACANT, DepthController, RowDepth
 from headlong.engine.loan import LENT
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import RoundCosts
@@ -322,6 +323,23 @@ def test_who_comes_among_many_or_for_another_is_no_reason_to_consider_depths(row
     controller.first(row, simulation.rows[gone:], "plain")
     assert row.depth > 0
     assert (controller._clock > clock) is considered
+
+
+@pytest.mark.parametrize(("empty", "considered"), [(VACANT - 1, 0), (VACANT + 2, 1)])
+def test_a_place_that_is_empty_for_a_moment_is_no_reason_to_consider_depths(empty, considered, monkeypatch):
+    """A row that ends is mostly followed by another; one that is not is known soon."""
+    simulation = Simulation("cpu", [0.8] * 4)
+    simulation.run(400)
+    scenes = []
+    monkeypatch.setattr(depth_module, "Scene", lambda *given: scenes.append(given) or Scene(*given))
+    simulation.controller._wake = simulation.controller._clock + 1000
+    simulation.go(0)
+    simulation.go(0)
+    simulation.run(empty)
+    simulation.come(0.8)
+    simulation.come(0.8)
+    simulation.run(1)
+    assert bool(scenes) is bool(considered)
 
 
 def test_a_row_without_drafts_is_never_given_up():
