@@ -133,7 +133,8 @@ class DepthController:
             return [row.now for row in rows]
         auto = [row for row in rows if row.asked is None]
         if not same:
-            self._gone = self._clock if len(rows) < len(self._rows) else self._gone
+            if len(rows) < len(self._rows):
+                self._gone = self._clock
             self._rows, self._same = list(rows), False
             if self._loan.meet(len(auto), sum(row.asked == 0 for row in rows), self._sizes.padded):
                 self._wake = self._clock  # whom drafts cost something has come, or is gone
