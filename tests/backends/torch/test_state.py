@@ -125,6 +125,41 @@ def test_rows_that_sit_out(bench):
     check(bench, driver, jobs)
 
 
+def set_aside_and_back(driver: Driver, row: int, to: int) -> None:
+    """In other pages, as another row, after all that a row's drafts were drawn from has been written over."""
+    aside = driver.backend.set_aside(row)
+    driver.pool.give(driver.pages.pop(row))
+    with torch.inference_mode():
+        driver.backend.rounds.chain.room_for_probs().fill_(torch.nan)
+    for held in (driver.jobs, driver.length, driver.traces):
+        held[to] = held.pop(row)
+    driver.pages[to] = []
+    driver.backend.bring_back(to, aside, driver._grow(to, driver.length[to] + 1 + aside.left))
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("bench", ["dense-native-1", "dense-reference-1"], indirect=True)
+def test_an_unseeded_row_set_aside_goes_on_as_if_it_had_not_been(bench, top_p):
+    """Its drafts wait with what they were drawn from, or the rejection rule would not hold for them."""
+
+    def texts(moves):
+        driver = Driver(bench.open(rows=4))
+        driver.start(0, Job(bench.prompt(33), Sampling(temperature=0.9, top_p=top_p), fixed(3), seed=5))
+        while driver.waiting(0):
+            driver.prefill(0)
+        row = 0
+        for turn in range(12):
+            if turn in moves:
+                set_aside_and_back(driver, row, row + 1)
+                row += 1
+            driver.round([row])
+        return driver.traces[row].tokens, driver.traces[row].kept
+
+    stayed = texts(())
+    assert max(stayed[1]) > 1  # some drafts were kept
+    assert texts((2, 5, 9)) == stayed
+
+
 @pytest.mark.parametrize("bench", BENCHES, indirect=True)
 def test_a_row_used_again_remembers_nothing(bench):
     """Each row first serves a stranger of another length, sampling and depth, stopped in mid-window."""
