@@ -31,6 +31,7 @@ ROUND_GAIN = 0.1  # share of the newest round in what rounds take
 BUDGET = 0.003  # share of time for it
 FIRST_CREDIT, CREDIT = 3.0, 2.0  # rounds of it that a new engine starts with, and most that are saved up later
 DEBT = 1.0  # rounds that a promising series of probes may run ahead of the budget
+TOLL = 0.05  # rounds that a trial of other depths takes beside what it verifies: depths are considered twice more
 FULL_HOPE, MOST_HOPE = 0.2, 0.25  # gains, if all drafts were kept, for which the budget is spent on them, and more
 SOON = 4  # rounds to one without drafts, while hardly any was seen
 FIRST_ANCHOR, ANCHOR_WAIT = 64, 4  # the same after a change; later, for each that is remembered
@@ -198,6 +199,7 @@ class DepthController:
         self._drag, self._wait = 0.0, FIRST_WAIT
         self._look = min(self._look, self._clock + FIRST_WAIT)
         self._changed = self._clock
+        self._credit += TOLL if self._looked else 0.0  # what a look has found pays for the next
         for row, depth in zip(scene.auto, depths, strict=True):
             if depth or row.depth is None:
                 row.probe.rest(self._clock)
@@ -309,10 +311,10 @@ class DepthController:
 
     def _look_around(self, scene: Scene, depths: list[int], cost: float) -> list[int] | None:
         """Depths whose cost or outcome is little known, and which would be best if it were good."""
-        found = []
+        found, toll = [], TOLL if any(depths) else 0.0  # while nobody drafts nothing else tells anything
         for rate, other in scene.hopes():
             lost = max(0.0, scene.cost(other) - scene.gives(other) / scene.rate)
-            price = (lost + scene.waking(depths, other)) / cost
+            price = (lost + scene.waking(depths, other)) / cost + toll
             if other != depths and rate > scene.rate * (1.0 + WORTH) and price <= max(CREDIT, self._credit):
                 found.append(((rate / scene.rate - 1.0) / (price + WORTH), price, other))
         if not found:

@@ -156,25 +156,26 @@ class Curve:
             knot.visit(self._rounds)
         return knot
 
-    def optimistic(self, most: int, standing: int, bold: bool) -> list[float]:
-        """The least that every size may cost, set against the standing one; boldly, even sizes never seen."""
-        table = self.table(most)
-        self.place(most)
-        known = self._knots.get(self.place(standing))
+    def optimistic(self, sizes: range, standing: int, bold: bool) -> list[float]:
+        """The least that each of these sizes may cost, set against the standing one; boldly, even sizes never seen."""
+        table, known = self.table(sizes[-1]), self.knot(standing)
         least: list[float] = []
         floor = 0.0
-        for size, seconds in enumerate(table[: most + 1]):
-            knot = self._knots.get(self._places[size])
+        for size in sizes:
+            seconds, knot = table[size], self.knot(size)
             if knot is None:
                 least.append(max(floor, seconds * (1.0 - DOUBT)) if bold else seconds)
             elif knot is known:
                 least.append(seconds)
             else:
                 trust = max(LEAST_TRUST, knot.trust(self._rounds))
-                least.append(seconds * (1.0 - DOUBT * trust**-2 - NOISE * trust**-0.5))
+                least.append(seconds * (1.0 - DOUBT / trust**2 - NOISE / math.sqrt(trust)))
             if knot and size == self._places[size]:
                 floor = max(floor, least[-1])
         return least
+
+    def all_seen(self, sizes: range) -> bool:
+        return all(self.knot(size) for size in sizes)
 
     def to_json(self) -> dict[str, list[float]]:
         return {str(place): [knot.seconds, knot.weight] for place, knot in sorted(self._knots.items())}
@@ -213,6 +214,9 @@ class Curve:
 def _never_falling(knots: Sequence[tuple[float, float]]) -> list[float]:
     """Levels of seconds and their weights. Neighbours that fall are pooled, each counting as much as its weight; one
     far above a larger size that is known half as well was a spike."""
+    levels = [seconds for seconds, _ in knots]
+    if all(low <= high for low, high in pairwise(levels)):
+        return levels
     pools: list[tuple[float, float, int]] = []
     for place, (seconds, weight) in enumerate(knots):
         ceiling = min((FALL * other for other, known in knots[place:] if 2.0 * known >= weight), default=math.inf)

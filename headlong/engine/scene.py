@@ -121,9 +121,10 @@ class Scene:
             for row, reach in zip(self.auto, self.reach, strict=True)
         ]
         standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
-        for bold in (False, True):
-            least = self.verify.optimistic(self.size + len(self.table) - 1, standing, bold)
-            table = [least[self.size + drafts] + self.slope * drafts for drafts in range(len(self.table))]
+        sizes = range(self.size, self.size + self._drafts(sum(map(len, reaches)), depths[-1]) + 1)
+        for bold in (False,) if self.verify.all_seen(sizes) else (False, True):
+            least = self.verify.optimistic(sizes, standing, bold)
+            table = [seconds + self.slope * drafts for drafts, seconds in enumerate(least)]
             yield self.search(reaches, table, depths)
 
     def price(self, depths: Sequence[int]) -> float:
