@@ -4,8 +4,7 @@ import argparse
 from typing import Any
 
 from headlong.cli import options
-from headlong.engine.intake import CONSTRAINTS
-from headlong.engine.request import Request, Sampling
+from headlong.engine.request import CONSTRAINTS, Request, Sampling
 from headlong.errors import DraftError
 from headlong.settings import DRAFT_KINDS, MAX_DEPTH, Settings
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection
-from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from headlong.engine.request import Emitted, Kept, Logprob, Output, Request, RoundResult
@@ -31,7 +30,10 @@ class Answer:
     already runs the next round. A stop string can then end an answer some tokens back.
     """
 
-    def __init__(self, request: Request, job: "Job", counts: Counts, decoder: "Decoder", eos: Collection[int]) -> None:
+    def __init__(
+        self, request: Request, job: "Job", counts: Counts, decoder: "Decoder", eos: Collection[int], since: float
+    ) -> None:
+        """`since`: when it was asked for, by the monotonic clock."""
         self.request = request
         self.job = job
         self.counts = counts
@@ -41,7 +43,7 @@ class Answer:
         self._decoder = decoder
         self._stops = StopStrings(request.stop)
         self.eos = frozenset(() if request.ignore_eos else eos)
-        self.waits_since = monotonic()
+        self.waits_since = since
         self.expires = math.inf if request.deadline_s is None else self.waits_since + request.deadline_s
         self._waiting: list[Waiting] = []
         self._round: tuple[Window, RoundResult] | None = None  # the round they came from

@@ -63,8 +63,6 @@ class Grammars:
         from llguidance import LLMatcher
 
         kind = constraint.kind
-        if kind not in NAMES:
-            raise UserError(f"the constraint's kind is {kind!r}; it must be one of {', '.join(NAMES)}.")
         try:
             matcher = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0)
         except (ValueError, RecursionError) as error:
@@ -277,8 +275,6 @@ def _grammar(constraint: Constraint) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     source = constraint.source
-    if isinstance(source, str) is (constraint.kind == "choice"):
-        raise ValueError(f"it is given as a {type(source).__name__}")
     if not isinstance(source, str):
         return LLMatcher.grammar_from_regex(_alternatives(source))
     if constraint.kind == "json_schema":

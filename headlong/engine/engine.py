@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
@@ -93,14 +94,14 @@ class Engine:
         One answer that breaks raises a `Fault`. In a list it has finish_reason "fault" and an `error`, beside the
         others, which are whole.
         """
-        answers = self._accept_all(prompts, options)
+        answers = self._accept_all(prompts, options, monotonic())
         for _ in self._run(answers):
             pass
         return _outputs(answers, _wants_one(prompts, options))
 
     def stream(self, prompts: Asked | Several, **options: Unpack[Options]) -> Iterator[Emitted]:
         """Tokens as they come; `index` is the answer's place in the list. Leaving early cancels what is left."""
-        return self._run(self._accept_all(prompts, options))
+        return self._run(self._accept_all(prompts, options, monotonic()))
 
     async def generate_async(self, prompts: Asked | Several, **options: Unpack[Options]) -> Output | list[Output]:
         """`generate` for an event loop."""
@@ -124,7 +125,7 @@ class Engine:
         Requests are checked before it returns, so that a refusal comes before an answer begins. That takes time: call
         it in a thread of your own.
         """
-        return self._run_async(self._accept_all(prompts, options))
+        return self._run_async(self._accept_all(prompts, options, monotonic()))
 
     def _run(self, answers: list[Answer]) -> Iterator[Emitted]:
         outbox: deque[Emitted] = deque()
@@ -161,7 +162,9 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request, from any thread; the number it is known by."""
-        answer = self._intake.accept(request, next(self._indices))
+        if not isinstance(request, Request):
+            raise UserError(f"{request!r} was submitted; it must be a Request, or be given to generate.")
+        answer = self._intake.accept(request, next(self._indices), monotonic())
         self._enqueue([answer], None)
         return answer.job.index
 
@@ -322,15 +325,15 @@ class Engine:
 
     # --- coming and going ----------------------------------------------------------------------------------------
 
-    def _accept_all(self, prompts: Asked | Several, options: Any) -> list[Answer]:
+    def _accept_all(self, prompts: Asked | Several, options: Any, since: float) -> list[Answer]:
         """Check requests against this engine; they are not queued yet."""
-        return [self._intake.accept(request, next(self._indices)) for request in _requests(prompts, options)]
+        return [self._intake.accept(request, next(self._indices), since) for request in _requests(prompts, options)]
 
     async def _accept_aside(self, prompts: Asked | Several, options: Any) -> list[Answer]:
         """The same without holding up an event loop, as tokenizers and grammars would; in the order of the calls."""
         with self._news:
             self._refuse_closed()
-            accepted = self._clerk.submit(self._accept_all, prompts, options)
+            accepted = self._clerk.submit(self._accept_all, prompts, options, monotonic())
         return await asyncio.wrap_future(accepted)
 
     def _enqueue(self, answers: Sequence[Answer], post: Post | None) -> None:

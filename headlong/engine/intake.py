@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from headlong.engine.answer import Answer
 from headlong.engine.depth import DepthController
 from headlong.engine.proposals import Ngram, Prediction, Proposer
-from headlong.engine.request import Constraint, Limits, Request, Sampling, is_sequence, is_whole
+from headlong.engine.request import CONSTRAINTS, Constraint, Limits, Request, Sampling, is_sequence, is_whole
 from headlong.engine.scene import HEAD
 from headlong.engine.scheduler import Job, pages_for
 from headlong.engine.stats import Counts, drafters_of, plain_reason
@@ -27,7 +27,6 @@ Prompt = str | Sequence[int]
 SAMPLING_NAMES = tuple(field.name for field in fields(Sampling))
 OWN_NAMES = ("prompt", "sampling", "constraint")  # of a request, made here from what is asked
 REQUEST_NAMES = tuple(field.name for field in fields(Request) if field.name not in OWN_NAMES)
-CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 MOST_COMPLETIONS = 128
 
 
@@ -107,12 +106,6 @@ def constraint_from(given: Mapping[str, Any]) -> Constraint | None:
     for kind, source in given.items():
         if kind == "json_schema" and not isinstance(source, str):
             return Constraint(kind, _as_json(source))
-        if kind == "choice":
-            if not is_sequence(source) or not all(isinstance(text, str) for text in source):
-                raise UserError(f"choice is {source!r}; it must be a list of texts.")
-            return Constraint(kind, tuple(source))
-        if not isinstance(source, str):
-            raise UserError(f"{kind} is {source!r}; it must be a text.")
         return Constraint(kind, source)
     return None
 
@@ -141,7 +134,8 @@ class Intake:
         self._grammars: Grammars | None = None
         self._compiling = Lock()
 
-    def accept(self, request: Request, index: int) -> Answer:
+    def accept(self, request: Request, index: int, since: float) -> Answer:
+        """Of what was asked for at `since`; tokenizing and compiling are part of its wait."""
         prompt = prompt_ids("the prompt", request.prompt, self.text)
         refuse_unfit(request, prompt, self.limits)
         drafting = self._drafting(request, prompt)
@@ -156,7 +150,7 @@ class Intake:
             sampled=not _is_greedy(request),
         )
         counts = Counts(self._asked(request), requested, reason, lambda: drafting.depth.why, self.totals)
-        return Answer(request, job, counts, self.text.decoder(prompt), self.eos)
+        return Answer(request, job, counts, self.text.decoder(prompt), self.eos, since)
 
     def _drafting(self, request: Request, prompt: tuple[int, ...]) -> Drafting:
         guide, prediction = self._guide(request), self._prediction(request)

@@ -101,7 +101,7 @@ class Loop:
     def step(self) -> None:
         """Run the next piece of a prompt and a round of every row whose prompt is in."""
         try:
-            self.turns.drop()
+            self._attempt([], self.turns.drop)
             self._expire()
             if self._flight and self._fly_on(self._flight):
                 return
@@ -202,7 +202,7 @@ class Loop:
         """Take a row's pages; it goes on later, with the same text."""
         saved, answer = job.aside, self.answers[job.index]
         if job.prefilling:
-            self.backend.release(job.placed)
+            self._release(job.placed)
         elif saved is None:
             saved = self._attempt([answer], self.backend.set_aside, job.placed)
             if saved is None:
@@ -219,7 +219,11 @@ class Loop:
         if row is not None and self._begins:
             self._gone.append(row)
         elif row is not None:
-            self.backend.release(row)
+            self._release(row)
+
+    def _release(self, row: int) -> None:
+        """A row that breaks as it is given back is nobody's any more."""
+        self._attempt([], self.backend.release, row)
 
     def _attempt(self, answers: Sequence[Answer], call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
         """The door for faults: what a call raises fails the answers it was for, and nothing else."""
@@ -258,7 +262,7 @@ class Loop:
         complete = self.backend.prefill(chunk, pieces)
         if complete:
             self.scheduler.record_chunk(answer.job, chunk)
-            keep_prefix(answer.job, self.backend, self.scheduler)
+            self._attempt([], keep_prefix, answer.job, self.backend, self.scheduler)  # for others, if it can be
             if not answer.job.prefilling:
                 self._fork(answer.job)
         seconds = perf_counter() - started
@@ -289,7 +293,7 @@ class Loop:
         finally:
             self._begins, gone, self._gone = False, self._gone, []
             for row in gone:
-                self.backend.release(row)
+                self._release(row)
         return None if handle is None else Flight(parts, handle, kind, started)
 
     def _land(self) -> None:

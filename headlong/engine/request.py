@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+CONSTRAINTS = ("json_schema", "regex", "choice", "grammar")
 MOST_LOGPROBS = 20
 LOWEST_TEMPERATURE = 1e-5  # below it scores overflow
 
@@ -74,8 +75,19 @@ def _within(name: str, value: float, low: float, high: float) -> None:
 class Constraint:
     """What a text must be, as one of four kinds."""
 
-    kind: str  # "json_schema" and "grammar" (Lark) hold text, "regex" too, "choice" a tuple of texts
-    source: str | tuple[str, ...]
+    kind: str  # one of CONSTRAINTS
+    source: str | Sequence[str]  # "choice" has several texts, the others (a "grammar" is Lark's) one
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONSTRAINTS:
+            raise UserError(f"the constraint's kind is {self.kind!r}; it must be one of {', '.join(CONSTRAINTS)}.")
+        if self.kind != "choice":
+            if not isinstance(self.source, str):
+                raise UserError(f"{self.kind} is {self.source!r}; it must be a text.")
+        elif not is_sequence(self.source) or not all(isinstance(text, str) for text in self.source):
+            raise UserError(f"choice is {self.source!r}; it must be a list of texts.")
+        else:
+            object.__setattr__(self, "source", tuple(self.source))
 
 
 @dataclass(frozen=True)

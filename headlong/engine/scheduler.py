@@ -140,7 +140,8 @@ class Scheduler:
     def begin(self) -> Iterator[tuple[Job, Match]]:
         """Rows that can begin their prompt, with what the prefix cache has of it.
 
-        While another row runs the same beginning, a row waits for that instead of running it twice.
+        While another row that is no less urgent runs the same beginning, a row waits for that instead of running it
+        twice.
         """
         for job in sorted(self.running, key=lambda job: job.seniority):
             if job.started or job.aside is not None or self._awaits(job):
@@ -155,9 +156,9 @@ class Scheduler:
 
     def _awaits(self, job: Job) -> bool:
         for other in self.running:
-            if other is job or not other.started or not other.prefilling:
+            if other is job or not other.started or not other.prefilling or other.priority < job.priority:
                 continue
-            if other.prompt == job.prompt and other.priority >= job.priority:
+            if other.prompt == job.prompt:
                 return True  # and is forked then
             if not self.prefix.budget:
                 continue

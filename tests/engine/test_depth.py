@@ -10,7 +10,7 @@ import pytest
 
 from headlong.engine import depth as depth_module
 from headlong.engine.acceptance import Acceptance
-from headlong.engine.depth import VACANT, DepthController, RowDepth
+from headlong.engine.depth import BUDGET, TOLL, VACANT, DepthController, RowDepth
 from headlong.engine.loan import LENT
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import RoundCosts
@@ -226,6 +226,18 @@ def test_depths_do_not_thrash(rows, chance):
     simulation.changes = 0
     simulation.run(300)
     assert simulation.changes / rows / 3 <= 3  # a row and 100 rounds
+
+
+@pytest.mark.parametrize(("rows", "chance"), [(1, 0.75), (4, 0.75), (4, 0.85), (8, 0.75)])
+def test_rows_that_draft_seldom_try_other_depths(rows, chance):
+    """A round's drafts may cost little more, but then depths are considered twice."""
+    simulation = Simulation("cpu", [chance] * rows)
+    simulation.run(500)
+    tried = 0
+    for _ in range(2000):
+        simulation.round()
+        tried += simulation.left != [row.depth for row in simulation.rows]
+    assert 10 <= tried <= 2000 * BUDGET / TOLL * 1.25
 
 
 # --- how it chooses ----------------------------------------------------------------------------------------------

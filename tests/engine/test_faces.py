@@ -186,11 +186,11 @@ class Slow:
     def __init__(self, intake):
         self.intake, self.entered, self.opened = intake, threading.Event(), threading.Event()
 
-    def accept(self, request, index):
+    def accept(self, request, index, since):
         if request.sampling.seed is not None:
             self.entered.set()
             assert self.opened.wait(PATIENCE)
-        return self.intake.accept(request, index)
+        return self.intake.accept(request, index, since)
 
 
 @pytest.fixture
@@ -247,6 +247,22 @@ def test_who_is_cancelled_while_a_request_is_accepted_leaves_nothing_behind(slow
     assert asyncio.run(main()).tokens == walked([3], 3)
     assert not slow._answers
     assert len(slow.backend.rounds) <= 3
+
+
+def test_a_request_waits_from_the_moment_it_is_asked_for(slow):
+    """Not only once it is accepted, as its deadline is counted too."""
+
+    async def main():
+        asked = [([1, 2], {"seed": 1}), ([3], {"deadline_s": 0.05})]
+        tasks = [asyncio.create_task(slow.generate_async(prompt, max_tokens=5, **each)) for prompt, each in asked]
+        await entered(slow._intake)
+        await asyncio.sleep(0.1)
+        slow._intake.opened.set()
+        return await asyncio.gather(*tasks)
+
+    first, second = asyncio.run(main())
+    assert first.timings.queue_s >= 0.1
+    assert (second.finish_reason, second.tokens) == ("deadline", ())
 
 
 def test_an_engine_that_closes_while_a_request_is_accepted_refuses_it(slow):

@@ -1,5 +1,6 @@
 """What breaks fails the requests it was for, whoever they are told by; all others go on as if nothing had happened."""
 
+import asyncio
 import contextlib
 from collections import Counter
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tests.engine.scripted import MIXED, assert_empty, run, submit, walk, walked
 STAGES = ("start", "prefill", "save", "round", "result", "set_aside", "bring_back")
 TIGHT = {"rows": 4, "page": 4, "chunk": 8, "pages": 13}
 WANTED = 20  # tokens
+PATIENCE = 10.0  # seconds
 BEGINNING = list(range(50, 67))
 
 
@@ -79,6 +81,9 @@ class Breaking(FakeBackend):
     def bring_back(self, row, saved, pages):
         return self.call("bring_back", [saved.row.prompt], super().bring_back, row, saved, pages)
 
+    def release(self, row):
+        return self.call("release", self.prompts_of(row), super().release, row)
+
     def round(self, plan):
         return BreakingResult(self, plan, self.call("round", self.rows_of(plan), super().round, plan))
 
@@ -130,8 +135,56 @@ def test_a_broken_call_fails_the_requests_it_was_for(breaking, stage, number, af
     struck = engine.backend.struck
     assert struck, f"there were {engine.backend.calls} calls"
     assert stage in ("round", "result") or len(struck) == 1
-    judge(outputs, asked, struck, f"Broken: the {stage} broke")
+    harmed = set() if stage == "save" else struck  # what is saved is for others
+    judge(outputs, asked, harmed, f"Broken: the {stage} broke")
     assert_empty(engine)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_row_that_breaks_as_it_is_given_back_harms_no_other(breaking, number):
+    """Not even its own request, unless that was to go on later: to set a row aside gives it back too."""
+    engine = breaking()
+    engine.backend.break_at("release", number, after=True)
+    asked = requests()
+    outputs = outputs_of(engine, asked)
+    struck = engine.backend.struck
+    assert len(struck) == 1
+    harmed = {request.prompt for request, output in zip(asked, outputs, strict=True) if output.error}
+    assert harmed <= struck
+    judge(outputs, asked, harmed, "Broken: the release broke")
+    assert_empty(engine)
+
+
+def test_a_row_that_breaks_as_its_request_is_cancelled_harms_nobody(breaking):
+    engine = breaking()
+    first, second = submit(engine, [1, 2], 9), submit(engine, [3, 4], 9)
+    engine.step()
+    engine.backend.break_at("release", 1, after=True)
+    engine.cancel(first)
+    run(engine)
+    assert engine.output(first).finish_reason == "cancelled"
+    assert engine.output(second).tokens == walked([3, 4], 9)
+    assert_empty(engine)
+
+
+def test_everybody_is_told_if_nothing_works_any_more(breaking):
+    """As after an error that a GPU does not recover from; who waits and who comes later is told too."""
+    engine = breaking(rows=2)
+
+    def raise_always(*_):
+        raise Broken("nothing works")
+
+    async def ask():
+        tasks = [asyncio.create_task(engine.generate_async([place, 2], max_tokens=30)) for place in range(5)]
+        while len(engine.backend.rounds) < 3:
+            await asyncio.sleep(0.001)
+        engine.backend.call = raise_always
+        async with asyncio.timeout(PATIENCE):
+            told = await asyncio.gather(*tasks, return_exceptions=True)
+            late = await asyncio.gather(engine.generate_async([9], max_tokens=3), return_exceptions=True)
+        return told + late
+
+    assert [str(each) for each in asyncio.run(ask())] == ["a request failed: Broken: nothing works"] * 6
 
 
 @pytest.mark.parametrize("stage", STAGES)

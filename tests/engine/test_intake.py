@@ -43,6 +43,10 @@ def assert_one_sentence(message):
         ([1], {"stop": ["a", ""]}, "a stop string is empty"),
         ([1], {"temperature": -1.0}, "temperature is -1.0"),
         ([1], {"temperature": 1e-46}, "temperature is 1e-46; it must be 0"),
+        ([1], {"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be between"),
+        ([1], {"repetition_penalty": -1.0}, "repetition_penalty is -1.0; it must be between"),
+        ([1], {"presence_penalty": -100.5}, "presence_penalty is -100.5; it must be between"),
+        ([1], {"frequency_penalty": -100.5}, "frequency_penalty is -100.5; it must be between"),
         ([1], {"seed": 1.5}, "seed is 1.5; it must be a whole number"),
         ([1], {"seed": 2**63}, "seed is 9223372036854775808; it must be between 0 and 9223372036854775807"),
         ([1], {"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
@@ -102,6 +106,15 @@ def test_refused(build, prompts, options, says):
     assert_one_sentence(str(refusal.value))
     with pytest.raises(UserError, match=says):
         engine.stream(prompts, **options)  # before the first token is asked for
+    assert not engine.busy
+
+
+@pytest.mark.parametrize("given", ["hi", {"prompt": "hi"}, None])
+def test_what_is_no_request_is_not_submitted(build, given):
+    engine = build(one)
+    with pytest.raises(UserError, match="it must be a Request") as refusal:
+        engine.submit(given)
+    assert_one_sentence(str(refusal.value))
     assert not engine.busy
 
 

@@ -1,7 +1,11 @@
 """What an answer says about drafting and time."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
+from headlong.backends.fake import FakeBackend
 from headlong.engine.request import Request, RoundResult
 from headlong.engine.stats import Counts
 from headlong.engine.windows import Window
@@ -132,6 +136,23 @@ def test_times_and_tokens_are_counted(build):
     assert long.timings.decode_s > 0
     assert (long.prompt_tokens, long.timings.prompt_tokens, long.timings.tokens) == (30, 30, 4)
     assert engine.generate([1], max_tokens=4).timings.prefill_s == 0
+
+
+class Timed(FakeBackend):
+    """Rounds whose halves take known times."""
+
+    def round(self, plan):
+        result = replace(super().round(plan).result(), verify_s=0.25, draft_s=0.125)
+        return SimpleNamespace(result=lambda: result)
+
+
+def test_times_of_rounds_are_of_those_a_request_was_in(build):
+    outputs = build(count_up, backend=Timed).generate([[1], [2]], max_tokens=9, depth=2)
+    outputs.append(build(count_up, backend=Timed).generate([1], max_tokens=4, depth=0))
+    assert [output.speculative.rounds for output in outputs] == [4, 4, 4]
+    for output in outputs:
+        assert (output.timings.verify_s, output.timings.draft_s) == (1.0, 0.5)
+    assert build(count_up).generate([1], max_tokens=4).timings.host_s > 0
 
 
 def test_cached_tokens_and_waits_are_counted(build):

@@ -51,10 +51,17 @@ def test_answers_of_one_prompt_say_what_they_did_not_run(engine):
 
 def test_each_keeps_its_own_seed_and_depth(engine):
     indices = [submit(engine, LONG, depth=depth) for depth in (3, 0, None, 8)]
-    engine.step()
+    while len(engine.backend.rows) < 4:
+        engine.step()
     seeds = {row.start.seed for row in engine.backend.rows.values()}
-    check_all(engine, indices, LONG)
-    assert len(seeds) == len({*seeds})
+    run(engine)
+    outputs = [engine.output(index) for index in indices]
+    assert [output.tokens for output in outputs] == [walked(LONG, 8)] * 4
+    assert len(seeds) == 4
+    drafted = [len(output.speculative.drafted_by_position) for output in outputs]
+    assert (drafted[0], drafted[1]) == (3, 0)
+    assert drafted[3] > 3
+    assert_empty(engine)
 
 
 def test_one_that_comes_later_waits_for_the_end_of_the_prompt(engine):
@@ -65,13 +72,17 @@ def test_one_that_comes_later_waits_for_the_end_of_the_prompt(engine):
     assert len(engine.backend.chunks) == 3
 
 
-def test_a_more_urgent_one_waits_for_nobody(engine):
+@pytest.mark.parametrize("prompt", [LONG, LONG[:17] + SHORT], ids=["the same prompt", "the same beginning"])
+def test_a_more_urgent_one_waits_for_nobody(engine, prompt):
+    """Nor do those in between then keep it waiting."""
     first = submit(engine, LONG)
     engine.step()
-    second = submit(engine, LONG, priority=1)
-    run(engine)
-    assert engine.output(first).tokens == engine.output(second).tokens == walked(LONG, 8)
-    assert len(engine.backend.chunks) > 3
+    between, urgent = submit(engine, [40, *LONG], priority=1), submit(engine, prompt, priority=2)
+    ends = [one.index for one in run(engine) if one.finish_reason]
+    assert ends[0] == urgent
+    for index, each in ((first, LONG), (between, [40, *LONG]), (urgent, prompt)):
+        assert engine.output(index).tokens == walked(each, 8)
+    assert_empty(engine)
 
 
 def test_the_others_run_it_if_it_is_cancelled(engine):
