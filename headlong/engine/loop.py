@@ -263,7 +263,7 @@ class Loop:
         if complete:
             self.scheduler.record_chunk(answer.job, chunk)
             self._attempt([], keep_prefix, answer.job, self.backend, self.scheduler)  # for others, if it can be
-            if not answer.job.prefilling:
+            if not (answer.job.prefilling or chunk.draft):  # who came after drafts were planned runs the rest itself
                 self._fork(answer.job)
         seconds = perf_counter() - started
         answer.counts.prefill_s += seconds

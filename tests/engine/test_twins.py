@@ -72,6 +72,25 @@ def test_one_that_comes_later_waits_for_the_end_of_the_prompt(engine):
     assert len(engine.backend.chunks) == 3
 
 
+def test_one_that_comes_amidst_a_last_chunk_with_drafts_runs_it_itself(build):
+    """Drafts are not shared, and they were planned when nobody waited for the prompt."""
+    engine = build(walk, MIXED, settings=Settings(budget=2), chunk=8, page=4, rows=4, context=64, pieces=4)
+    running = submit(engine, SHORT, 40, depth=0)
+    first = submit(engine, LONG, depth=3)
+    jobs = engine._loop.scheduler.running
+    for _ in range(40):
+        engine.step()
+        if any(job.chunk and job.chunk.draft for job in jobs):
+            break
+    else:
+        pytest.fail("no last chunk with drafts was run in pieces")
+    second = submit(engine, LONG, depth=3)
+    run(engine)
+    assert engine.output(running).tokens == walked(SHORT, 40)
+    assert engine.output(first).tokens == engine.output(second).tokens == walked(LONG, 8)
+    assert_empty(engine)
+
+
 @pytest.mark.parametrize("prompt", [LONG, LONG[:17] + SHORT], ids=["the same prompt", "the same beginning"])
 def test_a_more_urgent_one_waits_for_nobody(engine, prompt):
     """Nor do those in between then keep it waiting."""
