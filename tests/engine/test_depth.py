@@ -183,13 +183,15 @@ def test_a_text_that_turns_good_is_noticed(machine, rows):
 
 
 def test_texts_that_turn_again_and_again_are_followed():
-    simulation = Simulation("cpu", [0.9])
-    shares = []
+    """Twelve machines, since in one turn or another each follows late."""
+    turns = []
+    simulations = [Simulation("cpu", [0.9], seed) for seed in range(12)]
     for turn in range(10):
-        simulation.chances = [(0.9, 0.1)[turn % 2]]
-        shares.append(simulation.run(200) / simulation.best())
-    assert min(shares) >= 0.8, shares
-    assert sum(shares) / len(shares) >= 0.93, shares
+        for simulation in simulations:
+            simulation.chances = [(0.9, 0.1)[turn % 2]]
+        turns.append(mean(simulation.run(200) / simulation.best() for simulation in simulations))
+    assert min(turns) >= 0.88, turns
+    assert mean(turns) >= 0.92, turns
 
 
 @pytest.mark.parametrize("machine", MACHINES)
