@@ -9,7 +9,7 @@ from headlong.cli.machine import about
 from headlong.cli.show import NOTHING, digits, new_table
 from headlong.engine.depth import DepthController, RowDepth
 from headlong.engine.request import Limits
-from headlong.engine.roundcost import KINDS, Curve, RoundCosts
+from headlong.engine.roundcost import KINDS, RoundCosts
 from headlong.engine.scene import HEAD
 from headlong.engine.tuning import batches, widths
 
@@ -34,7 +34,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class DraftCost:
-    """The head's first step after a round, which takes the window's pairs too, and each further one on average."""
+    """The head's first step after a round, which takes the window's pairs too, and each further one."""
 
     kind: str
     rows: int
@@ -86,8 +86,12 @@ class Tuned:
         return found
 
     def drafts(self, kind: str) -> list[DraftCost]:
-        known = [(rows, self.costs.of(kind).drafts_of(rows)) for rows in self._batches(kind)]
-        return [_draft_cost(kind, rows, curve) for rows, curve in known if curve.known]
+        curves = self.costs.of(kind)
+        return [
+            DraftCost(kind, rows, curves.first.value(rows), curves.further.value(rows))
+            for rows in self._batches(kind)
+            if curves.first.knot(rows)
+        ]
 
     def choices(self, kind: str) -> list[Choice]:
         if self.limits.drafter != HEAD:
@@ -165,11 +169,6 @@ class Tuned:
             chosen = [one for kind in KINDS for one in self.choices(kind) if one.rows == rows]
             table.add_row(str(rows), *(f"{one.depth:.1f} ({one.speedup:.2f})" for one in chosen))
         return table
-
-
-def _draft_cost(kind: str, rows: int, curve: Curve) -> DraftCost:
-    first, most = curve.value(1), max(2, *curve.sizes)
-    return DraftCost(kind, rows, first, (curve.value(most) - first) / (most - 1))
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What rounds cost in seconds: learnt while they run, by rows and tokens verified, and by rows that draft and steps."""
+"""What rounds cost in seconds: learnt while they run, by rows and tokens verified, and by rows that draft."""
 
 import math
 from collections import deque
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-VERSION = 4
+VERSION = 3
 KINDS = ("plain", "sampled")
 NOWHERE = ("", 0, 0)
 TILE = 16  # kernels cost a step more past a whole number of tiles, so knots stand on both sides of its edge
@@ -28,7 +28,7 @@ FALL = 1.1  # most that a size may seem to cost over a larger one
 REDRAW = 0.01  # log change after which a table is drawn again
 SLOPE = 0.03  # one more token, in rounds of no tokens, before anything is known: little, so that drafting is tried
 STEP = 0.1  # a draft step of one row, in rounds of one token, before anything is known
-STEP_SLOPE = 0.05  # one more row in it, where that is not known
+STEP_SLOPE = 0.05  # one more row in it
 DOUBT = 0.3  # by which a size seen once, or never, may be cheaper than it seems
 LEAST_TRUST = 0.75  # rounds that count, when nothing was seen for long: more may have changed since
 NOISE = 0.08  # the same for the noise of one round
@@ -236,9 +236,9 @@ class KindCosts:
         self._base = base
         self.verify = Curve(self._verify_prior)  # of any rows
         self.by_rows: dict[int, Curve] = {}  # the same of some rows, by their class: more rows cost more than few
-        self.drafts = Curve(self._drafts_prior)  # of so many steps, as if one row drafted
-        self.drafts_by_rows: dict[int, Curve] = {}  # the same of some rows, by their class
-        self.waking = Curve(lambda rows: self.drafts_of(rows).value(1))  # a single step after rest, by rows
+        self.first = Curve(self._first_prior)  # a first step may cost more: it takes the round's true pairs too
+        self.further = Curve(lambda rows: self.first.value(rows))
+        self.waking = Curve(lambda rows: self.first.value(rows))  # a first step after rest
         self.pair = 0.0  # a token that the head takes in later than in its own round
         self.idle = 0.0  # the drafting half of a round in which nobody drafts
         self.hosts: dict[bool, float] = {}  # what rounds with drafts, and without, take beside the backend
@@ -249,10 +249,10 @@ class KindCosts:
             return self._base.verify.value(size)
         return 1.0 + SLOPE * size
 
-    def _drafts_prior(self, steps: int) -> float:
-        if self._base and self._base.drafts.known:
-            return self._base.drafts.value(steps)
-        return STEP * self.verify.value(1) * steps
+    def _first_prior(self, rows: int) -> float:
+        if self._base and self._base.first.known:
+            return self._base.first.value(rows)
+        return STEP * self.verify.value(1) * (1.0 + STEP_SLOPE * (rows - 1))
 
     def verify_of(self, rows: int) -> Curve:
         """What is known of so many rows; where nothing is, of any."""
@@ -261,12 +261,9 @@ class KindCosts:
             self.by_rows[which] = Curve(lambda size: self.verify.value(size))
         return self.by_rows[which]
 
-    def drafts_of(self, rows: int) -> Curve:
-        """What is known of so many rows that draft, by the steps of the deepest; where nothing is, of others."""
-        which = class_of(rows)
-        if which not in self.drafts_by_rows:
-            self.drafts_by_rows[which] = Curve(lambda steps: self.drafts.value(steps) * _step(2**which))
-        return self.drafts_by_rows[which]
+    @property
+    def curves(self) -> dict[str, Curve]:
+        return {"verify": self.verify, "first": self.first, "further": self.further}
 
     @property
     def wait(self) -> float:
@@ -278,7 +275,10 @@ class KindCosts:
         return self.hosts.get(bare, self.hosts.get(not bare, 0.0))
 
     def draft(self, steps: Sequence[int]) -> float:
-        return self.drafts_of(steps[0]).value(len(steps)) if steps else self.idle
+        if not steps:
+            return self.idle
+        further = self.further.table(steps[0])
+        return self.first.value(steps[0]) + sum([further[rows] for rows in steps[1:]])
 
     def record_verify(self, tokens: int, rows: int, seconds: float) -> None:
         if not self.verify.known and not (self._base and self._base.verify.known):
@@ -287,25 +287,23 @@ class KindCosts:
         self.verify_of(rows).observe(tokens, seconds)
 
     def record_draft(self, steps: Sequence[int], seconds: float, woken: bool) -> None:
-        """`woken`: none of the rows drafted the round before."""
+        """The error of the whole goes to all its steps alike. `woken`: none of the rows drafted the round before."""
         if not steps:
             self.idle = _followed(self.idle, seconds)
             return
-        rows, count = steps[0], len(steps)
-        curve = self.drafts_of(rows)
-        if woken and self.drafts.known:
-            usual = self.waking.value(rows)
-            self.waking.observe(rows, usual * seconds / (usual + curve.value(count) - curve.value(1)))
+        if not self.first.known:
+            self.first.begin(steps[0], seconds / len(steps))
+        if woken:
+            usual = self.waking.value(steps[0])
+            others = self.draft(steps) - self.first.value(steps[0])
+            self.waking.observe(steps[0], usual * seconds / (usual + others))
             return
-        for one, part in ((self.drafts, seconds / _step(rows)), (curve, seconds)):
-            if not one.known:
-                one.begin(count, part)
-            one.observe(count, part)
-
-
-def _step(rows: int) -> float:
-    """What so many rows take for a draft, in that of one row."""
-    return 1.0 + STEP_SLOPE * (rows - 1)
+        share = seconds / self.draft(steps)
+        rows = steps[0]
+        further = [(rows, share * self.further.value(rows)) for rows in dict.fromkeys(steps[1:])]
+        self.first.observe(rows, share * self.first.value(rows))
+        for rows, part in further:
+            self.further.observe(rows, part)
 
 
 def _followed(usual: float, seconds: float) -> float:
@@ -401,10 +399,8 @@ class RoundCosts:
         """Seconds at the machine's usual speed, with the rounds behind each."""
         kinds: dict[str, Any] = {}
         for kind, costs in self._kinds.items():
-            kinds[kind] = {"idle": costs.idle}
-            kinds[kind] |= {"verify": costs.verify.to_json(), "drafts": costs.drafts.to_json()}
-            for name, curves in (("rows", costs.by_rows), ("drafts_by_rows", costs.drafts_by_rows)):
-                kinds[kind][name] = {str(which): curve.to_json() for which, curve in sorted(curves.items())}
+            kinds[kind] = {name: curve.to_json() for name, curve in costs.curves.items()} | {"idle": costs.idle}
+            kinds[kind]["rows"] = {str(rows): curve.to_json() for rows, curve in sorted(costs.by_rows.items())}
         return {"version": VERSION, "kinds": kinds}
 
     @classmethod
@@ -413,11 +409,9 @@ class RoundCosts:
         costs = cls()
         if data.get("version") == VERSION:
             for kind, curves in data["kinds"].items():
-                known = costs._kinds[kind]
-                known.idle = float(curves["idle"])
-                known.verify.load(curves["verify"])
-                known.drafts.load(curves["drafts"])
-                for name, of_rows in (("rows", known.verify_of), ("drafts_by_rows", known.drafts_of)):
-                    for which, curve in curves[name].items():
-                        of_rows(2 ** int(which)).load(curve)
+                for name, curve in costs._kinds[kind].curves.items():
+                    curve.load(curves[name])
+                for which, curve in curves["rows"].items():
+                    costs._kinds[kind].verify_of(2 ** int(which)).load(curve)
+                costs._kinds[kind].idle = float(curves["idle"])
         return costs

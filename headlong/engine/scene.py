@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headlong.engine.depth import RowDepth
 
 HEAD = "mtp"
-SHALLOW = 0.01  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
+SHALLOW = 0.02  # gain for which more drafts are made: the best of many guesses is mostly a lucky one
 PARKED = 0.05  # gain for which some rows rest while others draft
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 LATE = 0.5  # share of what is taken in late that is charged to who needs it: in long texts it is taken in anyway
@@ -45,24 +45,25 @@ class Scene:
         self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
         self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
         self.rate = 0.0  # tokens a second of the best plan
-        self._price(costs.of(kind), max(deepest, self.fixed_deepest))
+        self._price(costs.of(kind), deepest)
 
     def _price(self, curves: KindCosts, deepest: int) -> None:
         """A step's cost is taken as a line over the rows in it, so that only the number of drafts counts."""
         self.curves = curves
-        one, every = curves.drafts_of(1), curves.drafts_of(self.run).table(deepest)
+        one, every = curves.first.value(1), curves.first.value(self.run)
+        self.slope = 0.0 if self.padded or self.rows == 1 else (every - one) / (self.rows - 1)
         most = self._drafts(sum(map(len, self.reach)), deepest)
         self.verify = curves.verify_of(self.run)
-        self.slope = 0.0
-        if not self.padded and self.rows > 1:
-            rise = (every[1] - one.value(1)) / (self.rows - 1)
-            self.slope = max(0.0, min(rise, every[deepest] / (deepest * self.rows)))
         verify = self.verify.table(self.size + most)
         self.table = [verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
-        # By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host.
-        host = curves.host(bare=False) + self.slope * (self.size - self.rows)
-        steps = (host + every[depth] - self.slope * self.rows * depth for depth in range(1, deepest + 1))
-        self.steps = [curves.host(bare=True) + curves.idle, *steps]
+        self.steps = self._steps(curves.further.value(self.run), deepest)
+
+    def _steps(self, further: float, deepest: int) -> list[float]:
+        """By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host."""
+        curves = self.curves
+        first = curves.host(bare=False) + curves.first.value(self.run) + self.slope * (self.size - 2 * self.rows)
+        further = max(0.0, further - self.slope * self.rows)
+        return [curves.host(bare=True) + curves.idle, *(first + further * step for step in range(deepest))]
 
     def _drafts(self, drafts: int, depth: int) -> int:
         """That a plan of so many drafts and its deepest row is run with."""
@@ -175,7 +176,7 @@ class Scene:
         if any(depths) or self.fixed_deepest or not any(others):
             return seconds
         rows = self.run if self.padded else len(others) - others.count(0)
-        return seconds + max(0.0, self.curves.waking.value(rows) - self.curves.drafts_of(rows).value(1))
+        return seconds + max(0.0, self.curves.waking.value(rows) - self.curves.first.value(rows))
 
     def annotate(self, depths: Sequence[int]) -> None:
         """Leave every row the reason of its depth."""

@@ -175,8 +175,10 @@ class Tuning:
             curves.verify.observe(size.tokens, verify_s)
             curves.verify_of(size.rows).observe(size.tokens, verify_s)
             steps = [size.rows] * (size.width - 1) if self.backend.limits.drafter != "none" else []
-            if draft_s > 0.0 or not steps:
-                curves.record_draft(steps, draft_s, woken=False)
+            # Only rounds with a single step tell it from further ones, so they count as much as the others together.
+            for _ in range(3 if len(steps) == 1 else 1):
+                if draft_s > 0.0 or not steps:
+                    curves.record_draft(steps, draft_s, woken=False)
 
 
 def batches(most: int) -> list[int]:
@@ -243,10 +245,10 @@ def _refuse_unsound(kinds: Mapping[str, Any]) -> None:
         curves = dict(kinds[kind])
         if not 0 <= float(curves.pop("idle")) < math.inf:
             raise ValueError(f"the idle seconds of {kind} rounds")
-        of_rows = [curves.pop(name) for name in ("rows", "drafts_by_rows")]
-        if not all(0 <= int(rows) < MOST_CLASSES for each in of_rows for rows in each):
+        of_rows = dict(curves.pop("rows"))
+        if not all(0 <= int(rows) < MOST_CLASSES for rows in of_rows):
             raise ValueError(f"the classes of rows of {kind} rounds")
-        every = [*curves.values(), *(curve for each in of_rows for curve in each.values())]
+        every = [*curves.values(), *of_rows.values()]
         for place, (seconds, weight) in (item for curve in every for item in curve.items()):
             if int(place) < 1 or not 0 < float(seconds) < math.inf or not 0 <= float(weight) < math.inf:
                 raise ValueError(f"the seconds at {place} of {kind} rounds")

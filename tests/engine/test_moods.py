@@ -30,9 +30,9 @@ def test_a_shared_machine(machine, rows):
 def test_sizes_that_seemed_dear_are_looked_at_again(rows, cheap):
     """What is larger than `cheap` tokens was learnt while the machine took twice as long, and is well known."""
     known = {str(size): [cpu(size) * (1.0 if size <= cheap else 2.0), 32.0] for size in (1, 2, 4, 8, 16, 32)}
-    steps = {str(count): [0.0005 * count, 32.0] for count in (1, 2, 4, 8)}
-    empty = {"verify": {}, "drafts": {}, "idle": 0.0, "rows": {}, "drafts_by_rows": {}}
-    curves = {**empty, "verify": known, "drafts": steps, "rows": {(rows - 1).bit_length(): known}}
+    steps = {"1": [0.0005, 32.0], "8": [0.0008, 32.0]}
+    curves = {"verify": known, "first": steps, "further": steps, "idle": 0.0, "rows": {(rows - 1).bit_length(): known}}
+    empty = {"verify": {}, "first": {}, "further": {}, "idle": 0.0, "rows": {}}
     costs = RoundCosts.from_json({"version": VERSION, "kinds": {"plain": curves, "sampled": empty}})
     simulation = Simulation("cpu", [0.8] * rows, controller=DepthController(costs, 8))
     simulation.run(2500)

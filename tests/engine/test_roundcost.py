@@ -99,16 +99,6 @@ def test_first_and_further_steps_are_told_apart():
     assert costs.draft("plain", []) == 0.0
 
 
-def test_steps_that_are_seldom_made_are_not_judged_by_those_of_every_round():
-    """Where nearly all rounds have four steps a further one costs what it does, not a share of four."""
-    costs = RoundCosts()
-    for number in range(600):
-        depth = 4 if number % 10 else (3, 5, 6)[number // 10 % 3]
-        costs.record("plain", 4 + 4 * depth, cpu(4 + 4 * depth), [4] * depth, 2e-4 + 1.45e-4 * depth, rows=4)
-    for depth in (3, 4, 5, 6):
-        assert costs.draft("plain", [4] * depth) == pytest.approx(2e-4 + 1.45e-4 * depth, rel=0.02)
-
-
 def test_another_kind_is_taken_for_the_one_that_is_known():
     costs = told([1, 4, 8])
     assert costs.verify("sampled", 4) == costs.verify("plain", 4)

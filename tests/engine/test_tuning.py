@@ -106,7 +106,7 @@ def test_a_model_without_a_head_is_measured_without_drafts(measured):
     assert {part.draft for plan in made.backend.rounds for part in plan} == {0}
     costs = made.costs()
     assert costs.verify("plain", 18) == pytest.approx(verify_s("plain", 18), rel=0.04)
-    assert not costs.of("plain").drafts.known
+    assert not costs.of("plain").first.known
 
 
 @pytest.mark.parametrize("right", [(True,), (False,)])
@@ -259,8 +259,8 @@ def broken(kept, change):
         lambda kept: broken(
             kept, lambda data: data["costs"]["kinds"]["plain"]["verify"].update({"3": [math.nan, 1.0]})
         ),
-        lambda kept: broken(kept, lambda data: data["costs"]["kinds"]["plain"]["drafts"].update({"0": [1.0, 1.0]})),
-        lambda kept: broken(kept, lambda data: data["costs"]["kinds"]["plain"]["drafts"].update({"1": [1.0]})),
+        lambda kept: broken(kept, lambda data: data["costs"]["kinds"]["plain"]["first"].update({"0": [1.0, 1.0]})),
+        lambda kept: broken(kept, lambda data: data["costs"]["kinds"]["plain"]["first"].update({"1": [1.0]})),
         lambda kept: (kept.unlink(), kept.mkdir()),
     ],
 )
