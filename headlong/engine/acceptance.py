@@ -16,6 +16,31 @@ LEAST_VARIANCE = 0.05
 SURPRISED = 4.0  # drafts that the average then counts as
 HOPE = 0.4  # most by which a position never looked at may be better than it seems
 MOST_RATE = 0.99  # that may be hoped for by analogy
+LEFT_MEMORY = 0.99  # of how many drafts are left: 100 windows
+
+
+class Leaving:
+    """How many of the drafts that were asked for are left: backends leave none that is too unlikely to be kept."""
+
+    def __init__(self) -> None:
+        self._counts: list[list[float]] = []  # by position: [asked for, left], given that those before it were
+
+    def record(self, asked: int, left: int) -> None:
+        for position in range(min(asked, left + 1)):
+            if position == len(self._counts):
+                self._counts.append([0.0, 0.0])
+            count = self._counts[position]
+            count[0] = count[0] * LEFT_MEMORY + 1.0
+            count[1] = count[1] * LEFT_MEMORY + (position < left)
+
+    def reach(self, depth: int) -> list[float]:
+        """How likely so many drafts are left, and each of fewer; a position that was never asked for is like the one
+        before it, and all are left while nothing is known."""
+        rates, rate = [], 1.0
+        for asked, left in self._counts[:depth]:
+            rate = (left + SHRINK * rate) / (asked + SHRINK)
+            rates.append(rate)
+        return list(accumulate([*rates, *[rate] * (depth - len(rates))], mul))
 
 
 class Acceptance:

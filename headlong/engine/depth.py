@@ -10,7 +10,7 @@ from operator import is_
 from statistics import mode
 from typing import Any
 
-from headlong.engine.acceptance import Acceptance
+from headlong.engine.acceptance import Acceptance, Leaving
 from headlong.engine.loan import ENOUGH, Loan
 from headlong.engine.probe import FIRST_WAIT, REST, Probe
 from headlong.engine.request import RAGGED, Sizes
@@ -47,11 +47,18 @@ def other_crowd(now: int, before: int) -> bool:
 class RowDepth:
     """One row's drafting: what was asked, what is allowed now, what was chosen and why."""
 
-    def __init__(self, asked: int | None = None, deepest: int = 0, engine_wide: Acceptance | None = None) -> None:
+    def __init__(
+        self,
+        asked: int | None = None,
+        deepest: int = 0,
+        engine_wide: Acceptance | None = None,
+        leaving: Leaving | None = None,
+    ) -> None:
         self.asked = asked
         self.most = deepest if asked is None else asked
         self.cap = self.most  # most drafts now; the engine lowers it near the end of a text
         self.acceptance = Acceptance(engine_wide)
+        self.leaving = leaving or Leaving()  # of all rows
         self.depth: int | None = None  # chosen last; None: not yet
         self.late = 0  # tokens that the head takes in before it drafts again
         self.probe = Probe()
@@ -100,6 +107,8 @@ class DepthController:
         self._depths = depths or range(1, deepest + 1)
         self._sizes = sizes
         self.acceptance = Acceptance()
+        self.leaving = Leaving()
+        self.least = 0.0  # chance to be kept from which on a draft pays for being verified, as of the last plan
         self._rows: list[RowDepth] = []  # of the last round
         self._crowd, self._same = 0, True  # how many they were when depths were last considered; whether they are those
         self._scene: Scene | None = None
@@ -115,7 +124,7 @@ class DepthController:
         self._loan = Loan()
 
     def row(self, asked: int | None = None) -> RowDepth:
-        return RowDepth(asked, self.deepest, self.acceptance)
+        return RowDepth(asked, self.deepest, self.acceptance, self.leaving)
 
     def first(self, row: RowDepth, others: Sequence[RowDepth], kind: str) -> int:
         """Drafts for a row's first round among others. Where these are many, depths are considered with that round."""
@@ -147,8 +156,9 @@ class DepthController:
             return [row.now if row.asked is not None else min(self._loan.depth, row.cap) for row in rows]
         if rests:
             return [row.now for row in rows]
-        scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes, self._loan.lent)
+        scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes, self._loan.lent, self.leaving)
         depths = self._settle(scene)
+        self.least = scene.least(depths)
         self._loan.taken = scene.price(depths)
         scene.annotate(depths)
         tried = self._borrow(scene, depths) or self._try(scene, depths)

@@ -405,7 +405,7 @@ class Loop:
 
     def _record(self, parts: Sequence[Part], result: RoundResult, kind: str) -> None:
         tokens = self.limits.sizes.tokens([part.window.verify for part in parts])
-        steps = self.limits.sizes.steps([part.window.draft for part in parts])
+        steps = result.steps or self.limits.sizes.steps([part.window.draft for part in parts])
         rows = self.limits.sizes.rows(len(parts))
         bare = _bare(parts)
         if not result.cold:

@@ -316,6 +316,7 @@ class RowPlan(NamedTuple):
     pages: Sequence[int] = ()  # pages the row gains now
     drafts: tuple[int, ...] | None = None  # the window's drafts; None: the first of those the last round left
     masks: "Callable[[], NDArray[np.int32]] | None" = None  # [verify + 1, ceil(vocab / 32)] bits of tokens allowed
+    least: float = 0.0  # chance to be kept that a draft must have to be left, where the backend can tell; 0: any
 
 
 @dataclass(frozen=True)
@@ -350,6 +351,7 @@ class RoundResult:
     prompt_s: float = 0.0  # of the chunks since the round before, where a device runs them behind the host
     late: int = 0  # tokens of earlier rounds that the head took in
     late_s: float = 0.0  # that part of draft_s
+    steps: Sequence[int] | None = None  # rows in each of the head's steps, where it may have made fewer than planned
 
 
 # --- engine to people --------------------------------------------------------------------------------------------

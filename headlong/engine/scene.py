@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from math import exp, inf, log1p
+from math import ceil, exp, inf, log1p
 from typing import TYPE_CHECKING
 
+from headlong.engine.acceptance import Leaving
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import KindCosts, RoundCosts
 
@@ -17,11 +18,13 @@ PARKED = 0.05  # gain for which some rows rest while others draft
 NEARBY = 2  # depths beyond the chosen one: far ones cost too much to try
 LATE = 0.5  # share of what is taken in late that is charged to who needs it: in long texts it is taken in anyway
 WORTH = 0.01  # share of a round that a size must promise to be tried
+AROUND = 0.5  # of a plan's drafts, from so many less to as many more of which the cost of one is taken
+SUREST = 0.9  # most that may be asked of a draft: none would ever prove to be likelier than was thought
 
 
 class Scene:
-    """One plan's numbers. A plan costs table[its drafts] + steps[its deepest row], at the machine's usual speed; where
-    rounds are padded, its drafts are those that it is run with."""
+    """One plan's numbers. A plan costs what it takes to verify the drafts that it is expected to leave, and steps[its
+    deepest row], at the machine's usual speed; where rounds are padded, its drafts are those that it is run with."""
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class Scene:
         depths: Sequence[int],
         sizes: Sizes,
         lent: float = inf,
+        leaving: Leaving | None = None,
     ) -> None:
-        """`lent`: the share of a round that a plan may cost rows which never draft; without limit if there are none."""
+        """`lent`: the share of a round that a plan may cost rows which never draft; without limit if there are none.
+        `leaving`: how many drafts auto rows are left of those they were planned; all, if nothing is known."""
         deepest = max(depths)
         self.depths = depths  # that may be chosen, the least first
         self.auto = [row for row in rows if row.asked is None and row.cap > 0]
@@ -45,29 +50,41 @@ class Scene:
         self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
         self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
         self.rate = 0.0  # tokens a second of the best plan
-        self._price(costs.of(kind), deepest)
+        leaves = (leaving or Leaving()).reach(deepest)
+        self.left = list(accumulate(leaves, initial=0.0))  # drafts of a row that are verified, by those it was planned
+        self._price(costs.of(kind), deepest, leaves)
 
-    def _price(self, curves: KindCosts, deepest: int) -> None:
+    def _price(self, curves: KindCosts, deepest: int, leaves: Sequence[float]) -> None:
         """A step's cost is taken as a line over the rows in it, so that only the number of drafts counts."""
         self.curves = curves
         one, every = curves.first.value(1), curves.first.value(self.run)
         self.slope = 0.0 if self.padded or self.rows == 1 else (every - one) / (self.rows - 1)
-        most = self._drafts(sum(map(len, self.reach)), deepest)
+        most = int(self._drafts(sum(map(len, self.reach)), deepest))
         self.verify = curves.verify_of(self.run)
-        verify = self.verify.table(self.size + most)
-        self.table = [verify[self.size + drafts] + self.slope * drafts for drafts in range(most + 1)]
-        self.steps = self._steps(curves.further.value(self.run), deepest)
+        self.table = self.verify.table(self.size + most)[self.size : self.size + most + 1]
+        self.steps = self._steps(curves.further.value(self.run), deepest, leaves)
 
-    def _steps(self, further: float, deepest: int) -> list[float]:
-        """By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host."""
+    def _steps(self, further: float, deepest: int, leaves: Sequence[float]) -> list[float]:
+        """By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host. A step is
+        made while any row is left its draft of the one before."""
         curves = self.curves
         first = curves.host(bare=False) + curves.first.value(self.run) + self.slope * (self.size - 2 * self.rows)
         further = max(0.0, further - self.slope * self.rows)
-        return [curves.host(bare=True) + curves.idle, *(first + further * step for step in range(deepest))]
+        made = accumulate((1.0 - (1.0 - leave) ** self.rows for leave in leaves[: deepest - 1]), initial=0.0)
+        return [curves.host(bare=True) + curves.idle, *(first + further * steps for steps in made)]
 
-    def _drafts(self, drafts: int, depth: int) -> int:
-        """That a plan of so many drafts and its deepest row is run with."""
+    def _drafts(self, drafts: float, depth: int) -> float:
+        """That a plan which leaves so many drafts is run with, by its deepest row."""
         return self.run * (1 + max(depth, self.fixed_deepest)) - self.size if self.padded else drafts
+
+    def _verifying(self, table: Sequence[float], drafts: float) -> float:
+        """Seconds, of a table by drafts."""
+        whole = min(int(drafts), len(table) - 2)
+        return table[whole] + (drafts - whole) * (table[whole + 1] - table[whole])
+
+    def _left(self, depths: Sequence[int]) -> float:
+        """Drafts that are expected to be verified, of all rows."""
+        return sum([self.left[depth] for depth in depths])
 
     # --- the best plan -------------------------------------------------------------------------------------------
 
@@ -79,7 +96,7 @@ class Scene:
         A depth for every row would promise more and give less: what is known of one row is mostly luck, and rounds
         would come in many more sizes.
         """
-        plain = table[self._drafts(0, 0)] + self.steps[self.fixed_deepest]
+        plain = self._verifying(table, self._drafts(0, 0)) + self.steps[self.fixed_deepest]
         best = self._tokens(0.0) / plain, [0] * len(reaches)
         gives = [list(accumulate(reach, initial=0.0)) for reach in reaches]
         fell = 0
@@ -103,10 +120,10 @@ class Scene:
     ) -> tuple[float, set[int]]:
         """The rate and the rows of one depth's plan: all of them, unless the likeliest alone do clearly better."""
         shares.sort(reverse=True)
-        logs, drafts, rates, steps = 0.0, 0, [0.0], self.steps[max(depth, self.fixed_deepest)]
+        logs, left, seconds, rates = 0.0, 0.0, self.steps[max(depth, self.fixed_deepest)], [0.0]
         for likely, count, _ in shares:
-            logs, drafts = logs + likely * count, drafts + count
-            rates.append(self._tokens(logs) / (table[self._drafts(drafts, depth)] + steps))
+            logs, left, seconds = logs + likely * count, left + self.left[count], seconds + self.slope * count
+            rates.append(self._tokens(logs) / (self._verifying(table, self._drafts(left, depth)) + seconds))
         most = max(rates)
         count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
         return rates[count], {row for _, _, row in shares[:count]}
@@ -120,12 +137,11 @@ class Scene:
             row.acceptance.hopeful(HEAD, min(len(reach), depths[-1]), row.now)
             for row, reach in zip(self.auto, self.reach, strict=True)
         ]
-        standing = self.size + self._drafts(sum(row.now for row in self.auto), now)
-        sizes = range(self.size, self.size + self._drafts(sum(map(len, reaches)), depths[-1]) + 1)
+        standing = self.size + round(self._drafts(self._left([row.now for row in self.auto]), now))
+        most = ceil(self._drafts(self._left([len(reach) for reach in reaches]), depths[-1]))
+        sizes = range(self.size, self.size + most + 1)
         for bold in (False,) if self.verify.all_seen(sizes) else (False, True):
-            least = self.verify.optimistic(sizes, standing, bold)
-            table = [seconds + self.slope * drafts for drafts, seconds in enumerate(least)]
-            yield self.search(reaches, table, depths)
+            yield self.search(reaches, self.verify.optimistic(sizes, standing, bold), depths)
 
     def price(self, depths: Sequence[int]) -> float:
         """What a plan costs rows that never draft, in rounds."""
@@ -155,19 +171,31 @@ class Scene:
 
     def cost(self, depths: Sequence[int]) -> float:
         deepest = max(depths)
-        return self.table[self._drafts(sum(depths), deepest)] + self.steps[max(self.fixed_deepest, deepest)]
+        steps = self.steps[max(self.fixed_deepest, deepest)] + self.slope * sum(depths)
+        return self._verifying(self.table, self._drafts(self._left(depths), deepest)) + steps
 
     def gives(self, depths: Sequence[int]) -> float:
         return self._tokens(sum(log1p(sum(reach[:depth])) for reach, depth in zip(self.reach, depths, strict=True)))
 
     def more(self, depths: Sequence[int], rows: int) -> float:
         """Seconds that one draft of so many more rows adds."""
-        drafts, deepest = sum(depths), max(depths)
-        after = min(self._drafts(drafts + rows, max(1, deepest)), len(self.table) - 1)
-        seconds = self.table[after] - self.table[self._drafts(drafts, deepest)]
-        if drafts or self.fixed_deepest:
+        left, deepest = self._left(depths), max(depths)
+        after = min(self._drafts(left + rows * self.left[1], max(1, deepest)), len(self.table) - 1)
+        seconds = self._verifying(self.table, after) - self._verifying(self.table, self._drafts(left, deepest))
+        seconds += self.slope * rows
+        if any(depths) or self.fixed_deepest:
             return seconds
         return seconds + self.steps[1] - self.steps[0]
+
+    def least(self, depths: Sequence[int]) -> float:
+        """The chance to be kept from which on a draft pays for being verified; 0 where windows are padded, and it costs
+        nothing."""
+        if self.padded:
+            return 0.0
+        left = max(self._left(depths), float(len(depths)))
+        low, high = left * (1.0 - AROUND), min(left * (1.0 + AROUND), len(self.table) - 1.0)
+        seconds = self._verifying(self.table, high) - self._verifying(self.table, low)
+        return min(SUREST, self.rate * seconds / (high - low)) if high > low else 0.0
 
     def waking(self, depths: Sequence[int], others: Sequence[int]) -> float:
         """Seconds that the first step takes longer, if these depths become others: some rows have rested."""
@@ -181,8 +209,9 @@ class Scene:
     def annotate(self, depths: Sequence[int]) -> None:
         """Leave every row the reason of its depth."""
         deepest = max(self.fixed_deepest, *depths)
-        drafts = min(self._drafts(sum(depths), deepest), len(self.table) - 2)
-        verifying = self.rate * (self.table[drafts + 1] - self.table[drafts]) * (self.run / self.rows)
+        drafts = min(int(self._drafts(self._left(depths), deepest)), len(self.table) - 2)
+        one = self.table[drafts + 1] - self.table[drafts] + self.slope
+        verifying = self.rate * one * (self.run / self.rows)
         for row, reach, depth in zip(self.auto, self.reach, depths, strict=True):
             row.beside = self.bystanders
             if depth < len(reach):

@@ -223,7 +223,7 @@ class Scheduler:
         pages = self._grow(job, job.reach + window.verify + 1 + window.draft)
         if pages is None:
             return None
-        return RowPlan(job.placed, window.verify, window.draft, pages, window.given, window.masks)
+        return RowPlan(job.placed, window.verify, window.draft, pages, window.given, window.masks, window.least)
 
     @property
     def changes(self) -> bool:

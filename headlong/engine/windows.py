@@ -39,6 +39,7 @@ class Window(NamedTuple):
     given: tuple[int, ...] | None = None  # the drafts; None: those that the backend has
     left: int = 0  # of them are the head's, whoever else has the same
     masks: "Callable[[], NDArray[np.int32]] | None" = None
+    least: float = 0.0  # chance to be kept that a draft must have to be left
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Drafting:
     drawn: bool = False  # by the rejection rule, which holds only if what was drawn does not decide who drafts
     pace: Pace = field(default_factory=Pace)
     left: int = 0  # drafts that the head has left for the next window
+    cut: bool = False  # it was to leave more, which were too unlikely to be kept
     known: tuple[int, ...] = field(default=())  # those drafts, where the host was told
 
     @property
@@ -180,12 +182,16 @@ class Drafting:
         logs = [log1p(all_so_far) for all_so_far in accumulate(shares, initial=0.0)]
         return [after - before for before, after in pairwise(logs)]
 
-    def window(self, offer: Offer, verify: int, draft: int) -> Window:
-        """The first drafts of an offer. Masks are computed when asked for, while the target runs."""
+    def window(self, offer: Offer, verify: int, draft: int, least: float = 0.0) -> Window:
+        """The first drafts of an offer. Masks are computed when asked for, while the target runs.
+
+        The head's drafts must be likely enough, where nobody asked for so many and no grammar rules some out.
+        """
         given = None if offer.given is None else offer.given[:verify]
         masks = partial(self._masks, self.guide, verify, given) if self.guide else None
         drafter = offer.drafter if verify else NOTHING.drafter
-        return Window(drafter, offer.source, verify, draft, given, offer.left, masks)
+        least = 0.0 if self.guide or self.depth.asked is not None else least
+        return Window(drafter, offer.source, verify, draft, given, offer.left, masks, least)
 
     def _masks(self, guide: "Guide", verify: int, given: tuple[int, ...] | None) -> "NDArray[np.int32]":
         """By now the head's drafts are known, if they were not yet when the window was planned."""
@@ -193,11 +199,16 @@ class Drafting:
 
     def take(self, kept: Kept, window: Window, tokens: Sequence[int]) -> None:
         """Learn what a round kept; `tokens` are those of it that became text, an end token included."""
-        self.left, self.known, self.depth.late = len(kept.left), kept.left, kept.late
         accepted = len(kept.tokens) - 1
         self.pace.take(len(kept.tokens))
-        if window.left:
-            self.depth.record(HEAD, window.left, min(accepted, window.left))
+        # A draft that was too unlikely counts as one that was not kept: what is planned is what windows then give.
+        looked = window.left + (self.cut and window.left == self.left)
+        if looked:
+            self.depth.record(HEAD, looked, min(accepted, window.left))
+        self.left, self.known, self.depth.late = len(kept.left), kept.left, kept.late
+        self.cut = self.left < window.draft
+        if window.least:
+            self.depth.leaving.record(window.draft, self.left)
         if window.verify and window.source != HEAD:
             self.depth.record(window.source, window.verify, accepted)
         if self.guide:
@@ -275,7 +286,7 @@ class Windows:
         draft = self.controller.plan([job.drafting.depth for job, _ in offered], kind)
         self._bare = self.controller.anchors
         return [
-            (job, job.drafting.window(offer, offer.count, leave))
+            (job, job.drafting.window(offer, offer.count, leave, self.controller.least))
             for (job, offer), leave in zip(offered, draft, strict=True)
         ]
 

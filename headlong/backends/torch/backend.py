@@ -124,7 +124,7 @@ class TorchBackend:
                 self.rounds.cache.grow(row.row, row.pages)
             handle = self.rounds.run(plan)
         for row in plan:
-            self.left[row.row] = row.draft
+            self.left[row.row] = handle.left.get(row.row, row.draft)
         return handle
 
     def save(self, row: int) -> Settled:

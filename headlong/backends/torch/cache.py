@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headlong.backends.torch.kernels.attention import Pages
 from headlong.backends.torch.kernels.gated_delta import Memory
-from headlong.backends.torch.ragged import Layout
+from headlong.backends.torch.ragged import Grid, Layout
 from headlong.backends.torch.saved import Settled
 from headlong.engine.request import Limits
 from headlong.settings import MAX_DEPTH
@@ -88,8 +88,12 @@ class Cache:
         self.kept = torch.zeros(self.rows, dtype=torch.long, device=device)
         self.widths = [0] * self.rows  # of each row's last window, known on the host
         # Of rows and widths. Most rounds are laid out as one before them, whose tensors are on the device already.
-        self.layout = lru_cache(MOST_LAYOUTS)(partial(Layout.of, device=device))
+        self.layout = lru_cache(MOST_LAYOUTS)(self._lay_out)
+        self._index = lru_cache(MOST_LAYOUTS)(partial(torch.tensor, dtype=torch.long, device=device))
         self._zero(self.send([NULL_PAGE, SPARE_PAGE]))
+
+    def _lay_out(self, rows: tuple[int, ...], widths: tuple[int, ...]) -> Layout:
+        return Layout(rows, Grid(widths, self.device), self._index(rows))
 
     def send(self, numbers: Sequence[int]) -> Tensor:
         """A copy on the device, which may still be busy with what came before it: nobody waits."""

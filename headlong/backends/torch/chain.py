@@ -95,6 +95,7 @@ class Chain:
         self.rows, self.vocab, self.device = rows, vocab, device
         self.needs = [Needs()] * rows
         self.rules = [Rule.BEST] * rows
+        self._chosen: set[int] = set()  # rows whose tokens are chosen by scores, under one of the last two rules
         self.seed = torch.zeros(rows, dtype=torch.long, device=device)
         self.drawn = torch.zeros(rows, dtype=torch.float32, device=device)  # 1 where noise applies, 0 for greedy rows
         self.temperature = torch.ones(rows, dtype=torch.float32, device=device)
@@ -122,6 +123,7 @@ class Chain:
         row, sampling = start.row, start.sampling
         needs = self.needs[row] = Needs.of(start)
         self.rules[row] = needs.rule
+        (self._chosen.add if needs.rule in (Rule.COUPLED, Rule.REJECTION) else self._chosen.discard)(row)
         self.seed[row] = start.seed
         self.drawn[row] = float(needs.noise)
         self.temperature[row] = sampling.temperature if needs.noise else 1.0
@@ -194,7 +196,7 @@ class Chain:
 
     def from_logits_alone(self, rows: Sequence[int]) -> bool:
         """Whether these rows all take their best logits, of all or of those allowed, or a kernel draws by them."""
-        return not self.scored(rows, Rule.COUPLED, Rule.REJECTION)
+        return self._chosen.isdisjoint(rows) or not self.scored(rows, Rule.COUPLED, Rule.REJECTION)
 
     def needs_of(self, rows: Sequence[int]) -> Needs:
         total = Needs()
@@ -247,8 +249,10 @@ class Chain:
 
     def count(self, layout: Layout, tokens: Tensor, kept: Tensor) -> None:
         """Count as output the first `kept` [B] of each row's tokens [N], where a row has penalties."""
+        if self.counts is None:
+            return
         counted = tuple(b for b, row in enumerate(layout.rows) if self.needs[row].penalties)
-        if counted and self.counts is not None:
+        if counted:
             part = layout.part(counted)
             mine = part.layout.steps < kept[part.which][part.layout.owners]
             where = (part.layout.token_rows, tokens[part.flat])

@@ -20,7 +20,10 @@ from headlong.backends.torch.native.tape import Taped
 from headlong.backends.torch.pairs import BACKLOG, Backlog, Feed
 from headlong.backends.torch.ragged import Grid, Layout, Part
 from headlong.backends.torch.step import Prefill, Window
+from headlong.backends.torch.sureness import Pick, Sureness
 from headlong.settings import MAX_DEPTH
+
+EVEN = 0.5  # share of the deepest row's drafts that rows must have on average, to make as many steps together
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Proposal:
 
     tokens: Tensor
     certain: bool
+    left: Sequence[int] | None = None  # how many of each row's are worth a place in its window; None: all
+    steps: Sequence[int] | None = None  # rows in each of the head's steps, where it may have made fewer
 
 
 class Drafter(Protocol):
@@ -40,6 +45,10 @@ class Drafter(Protocol):
     @property
     def backlog(self) -> Backlog | None:
         """What it has yet to take in."""
+
+    @property
+    def sureness(self) -> Sureness | None:
+        """What tells which drafts are left, where anything does."""
 
     @property
     def once_s(self) -> float:
@@ -60,8 +69,9 @@ class Drafter(Protocol):
     def rest(self, rows: Sequence[int], widths: Sequence[int]) -> None:
         """The same where the backlog has the round's pairs already."""
 
-    def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
-        """Take in a round and propose; the deepest row comes first, and all depths are above 0."""
+    def draft(self, feed: Feed, depths: Sequence[int], least: Sequence[float]) -> Proposal:
+        """Take in a round and propose; the deepest row comes first, and all depths are above 0. What is less likely to
+        be kept than the least chance of its row need not be left."""
 
 
 class HeadDrafter:
@@ -75,6 +85,7 @@ class HeadDrafter:
     def __init__(self, head: Head, cache: Cache, chain: Chain) -> None:
         self.head, self.cache, self.chain = head, cache, chain
         self.backlog = Backlog(cache)
+        self.sureness = Sureness(chain) if cache.device.type == "cpu" else None
         self.feed = Taped(self._feed)
         self.chains = {depth: Taped(partial(self._chain, depth), beside=self.feed) for depth in range(1, MAX_DEPTH + 1)}
         self._once_s = 0.0
@@ -82,6 +93,8 @@ class HeadDrafter:
 
     def start(self, row: int, follows: bool) -> None:
         self.backlog.start(row, follows)
+        if self.sureness:
+            self.sureness.start(row)
 
     @property
     def once_s(self) -> float:
@@ -106,32 +119,56 @@ class HeadDrafter:
         if self.backlog.count(rows, widths):
             self._catch_up(rows, BACKLOG)
 
-    def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
-        self._catch_up(feed.layout.rows, 1)
+    def draft(self, feed: Feed, depths: Sequence[int], least: Sequence[float]) -> Proposal:
+        rows = feed.layout.rows
+        self._catch_up(rows, 1)
         self.head.learn(feed.tokens)
-        if depths[0] == depths[-1] and self.chain.from_logits_alone(feed.layout.rows):
-            return self._draft_alike(feed, depths[0])
+        sureness = self.sureness if library(feed.hidden) else None
+        if sureness:
+            sureness.ask(rows, depths, least)
+        alike = depths[0] == depths[-1] or (sureness and sum(depths) >= EVEN * depths[0] * len(depths))
+        if alike and self.chain.from_logits_alone(rows):
+            drafts = self._draft_alike(feed, depths[0])
+            steps = [len(rows)] * depths[0]
+        else:
+            drafts = self._draft_apart(feed, depths, sureness)
+            steps = _steps(depths)
+        if sureness is None:
+            return Proposal(drafts.T, certain=False)
+        left = sureness.found(rows)
+        made = max(min(most, 1 + found) for most, found in zip(depths, left, strict=True))
+        return Proposal(drafts.T, certain=False, left=left, steps=steps[:made])
+
+    def _draft_apart(self, feed: Feed, depths: Sequence[int], sureness: Sureness | None) -> Tensor:
+        """Drafts [D, B]; in each step are only the rows that are to draft so deep."""
         self._once_s = 0.0
         rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
         drafts = rows.index.new_zeros(depths[0], len(depths))
-        for j in range(depths[0]):
+        goes_on = torch.ones_like(rows.index)
+        if sureness:
+            sureness.learn(rows, counts)
+        for j, count in enumerate(_steps(depths)):
             if j:
-                count = sum(depth > j for depth in depths)
                 rows = feed.layout.ones(count)
                 starts, counts, hidden, tokens = starts[:count], rows.sizes, hidden[:count], tokens[:count]
             hidden, logits = self.feed(rows, rows.index, rows.offsets, starts, counts, hidden, tokens)
             self._once_s += self.feed.once_s
-            tokens = drafts[j, : len(rows.rows)]
-            self._pick(rows, logits, (starts, counts), drafts[:j, : len(tokens)].T, tokens)
+            tokens = drafts[j, :count]
+            pick = Pick(tokens, torch.zeros(count) if sureness else None)
+            self._pick(rows, logits, (starts, counts), drafts[:j, :count].T, pick)
+            if sureness:
+                sureness.leave(rows, j, pick, goes_on[:count])
+                if not goes_on[:count].any():
+                    break
             starts = starts + counts
-        return Proposal(drafts.T, certain=False)
+        return drafts
 
-    def _draft_alike(self, feed: Feed, depth: int) -> Proposal:
-        """For rows whose drafts follow from the head's logits alone, all of them as many."""
+    def _draft_alike(self, feed: Feed, depth: int) -> Tensor:
+        """Drafts [D, B] of rows for which they follow from the head's logits alone, as many steps for all of them."""
         taped, layout = self.chains[depth], feed.layout
         (drafts,) = taped(layout, layout.index, layout.offsets, feed.starts, feed.kept, feed.hidden, feed.tokens)
         self._once_s = taped.once_s
-        return Proposal(drafts.T, certain=False)
+        return drafts
 
     def _catch_up(self, rows: Sequence[int], least: int) -> None:
         """Feed what was set aside of those rows that have at least so many pairs."""
@@ -165,24 +202,31 @@ class HeadDrafter:
         index, offsets, starts, counts, hidden, tokens = pairs
         # Flat: lines of their own would take whole blocks, whatever the number of rows in them.
         drafts = fresh(index, depth * len(index)).view(depth, -1)
+        sureness = self.sureness if library(hidden) else None
+        goes_on = fresh(index, len(index)) if sureness else None
+        if sureness:
+            sureness.learn(layout.at(index, offsets), counts)
         for j in range(depth):
             if j:
-                layout, starts, counts = _next(layout.at(index, offsets), starts, counts)
+                layout, starts, counts = _next(layout.at(index, offsets), starts, counts, goes_on)
                 index, offsets = layout.index, layout.offsets
             hidden, logits = self._feed(layout, index, offsets, starts, counts, hidden, tokens)
-            tokens = drafts[j]
-            self._pick_by_logits(layout.at(index, offsets), logits, (starts, counts), j, tokens)
+            rows, tokens = layout.at(index, offsets), drafts[j]
+            pick = Pick(tokens, fresh(hidden, len(index)) if sureness else None)
+            self._pick_by_logits(rows, logits, (starts, counts), j, pick)
+            if sureness and goes_on is not None:
+                sureness.leave(rows, j, pick, goes_on)
         return (drafts,)
 
-    def _pick_by_logits(self, rows: Layout, logits: Tensor, fed: tuple[Tensor, Tensor], step: int, to: Tensor) -> None:
-        """Drafts to [B] as if no row needed the chain."""
-        best_word(logits, self.head.words, to)
+    def _pick_by_logits(self, rows: Layout, logits: Tensor, fed: tuple[Tensor, Tensor], step: int, to: Pick) -> None:
+        """Drafts of B rows as if none needed the chain."""
+        best_word(logits, self.head.words, to.tokens, to.sure)
         if library(logits):
-            self.chain.from_logits.draft(rows, fed, logits, step, to)
+            self.chain.from_logits.draft(rows, fed, logits, step, (to.tokens, to.sure))
 
-    def _pick(self, rows: Layout, logits: Tensor, fed: tuple[Tensor, Tensor], drafts: Tensor, to: Tensor) -> None:
-        """Drafts to [B], after those so far [B, j], from logits [B, V], or of the head's words, of what was fed, starts
-        and counts [B], through the target's own chain."""
+    def _pick(self, rows: Layout, logits: Tensor, fed: tuple[Tensor, Tensor], drafts: Tensor, to: Pick) -> None:
+        """Drafts of B rows, after those so far [B, j], from logits [B, V], or of the head's words, of what was fed,
+        starts and counts [B], through the target's own chain."""
         chain, step = self.chain, drafts.shape[1]
         self._pick_by_logits(rows, logits, fed, step, to)
         for rule in (Rule.COUPLED, Rule.REJECTION):
@@ -191,7 +235,7 @@ class HeadDrafter:
                 part = rows.part(asking)
                 starts, counts = map(part.of_rows, fed)
                 scores = self._score(part, logits, starts + counts + 1, drafts)
-                to[part.which] = self._draw(part.layout, rule, scores, (starts, counts), step)
+                to.tokens[part.which] = self._draw(part.layout, rule, scores, (starts, counts), step)
 
     def _score(self, part: Part, logits: Tensor, positions: Tensor, drafts: Tensor) -> Tensor:
         """The chain's scores for some rows' positions [b] -> [b, V]."""
@@ -208,7 +252,7 @@ class HeadDrafter:
         chain = self.chain
         if library(scores):
             chosen = best(scores)
-            chain.from_scores.draft(rows, fed, scores.contiguous(), step, chosen)
+            chain.from_scores.draft(rows, fed, scores.contiguous(), step, (chosen, None))
             return chosen
         if rule is Rule.REJECTION:
             chain.room_for_probs()[rows.index, step] = scores.softmax(-1)
@@ -218,17 +262,23 @@ class HeadDrafter:
         return chain.draw(scores[:, None], rows.index, stream, (fed[0] + fed[1] + 1)[:, None])[:, 0]
 
 
-def _next(layout: Layout, starts: Tensor, counts: Tensor) -> tuple[Layout, Tensor, Tensor]:
-    """One token of each row behind `counts` [B] others: its layout, start and count."""
+def _next(layout: Layout, starts: Tensor, counts: Tensor, goes_on: Tensor | None) -> tuple[Layout, Tensor, Tensor]:
+    """One token of each row behind `counts` [B] others: its layout, start and count, which is none where a row does not
+    go on."""
     lib = library() if starts.is_cpu else None
-    if lib is None:
+    if lib is None or goes_on is None:
         ones = layout.ones(len(layout.rows))
         return ones, starts + counts, ones.sizes
     count = len(layout.rows)
     ends, sizes, offsets = (fresh(starts, size) for size in (count, count, count + 1))
-    lib.go_on(*(t.data_ptr() for t in (ends, sizes, offsets, starts, counts)), count)
+    lib.go_on(*(t.data_ptr() for t in (ends, sizes, offsets, starts, counts, goes_on)), count)
     grid = Grid((1,) * count, starts.device, offsets)
     return Layout(layout.rows, grid, layout.index), ends, sizes
+
+
+def _steps(depths: Sequence[int]) -> list[int]:
+    """Rows in each step, if each makes as many as it is to leave drafts."""
+    return [sum(depth > step for depth in depths) for step in range(max(depths))]
 
 
 def _spread(logits: Tensor, words: Tensor, vocab: int) -> Tensor:
@@ -242,6 +292,7 @@ class Right:
     name = "right"
     shift = 0
     backlog: Backlog | None = None
+    sureness: Sureness | None = None
     once_s = 0.0
 
     def __init__(self, sequences: Mapping[int, Sequence[int]], vocab: int) -> None:
@@ -262,7 +313,7 @@ class Right:
     def rest(self, rows: Sequence[int], widths: Sequence[int]) -> None:
         pass
 
-    def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
+    def draft(self, feed: Feed, depths: Sequence[int], least: Sequence[float]) -> Proposal:
         drafts = []
         for row, length in zip(feed.layout.rows, feed.lengths.tolist(), strict=True):
             tokens = [*self.sequences[row][length + 1 : length + 1 + max(depths)], *[0] * max(depths)]

@@ -45,11 +45,15 @@ class Draws:
         pointers = ([t.data_ptr() for t in tensors] for tensors in (places, self._rows()))
         _kernels().reject(*next(pointers), counts, *next(pointers), *sizes)
 
-    def draft(self, layout: Layout, fed: tuple[Tensor, Tensor], scores: Tensor, step: int, to: Tensor) -> None:
-        """The draft of a step of every row that draws, by scores [B, V] after what was fed, starts and counts [B]."""
-        places = (to, scores, layout.index, *fed)
+    def draft(
+        self, layout: Layout, fed: tuple[Tensor, Tensor], scores: Tensor, step: int, to: tuple[Tensor, Tensor | None]
+    ) -> None:
+        """The draft of a step of every row that draws, by scores [B, V] after what was fed, starts and counts [B]; and
+        how sure it is."""
+        places, (tokens, sure) = (scores, layout.index, *fed), to
+        pointers = (tokens.data_ptr(), None if sure is None else sure.data_ptr())
         sizes = (*scores.shape, step, self.probs.shape[1])
-        _kernels().draw_drafts(*(t.data_ptr() for t in (*places, *self._rows())), *sizes)
+        _kernels().draw_drafts(*pointers, *(t.data_ptr() for t in (*places, *self._rows())), *sizes)
 
     def _rows(self) -> tuple[Tensor, ...]:
         return self.rules, self.seeds, self.temperatures, self.probs

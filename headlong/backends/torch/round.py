@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from headlong.backends.torch.accept import Trial, Verdict, accept_by_logits, acc
 from headlong.backends.torch.allowed import Allowed
 from headlong.backends.torch.cache import MAX_WIDTH, Cache
 from headlong.backends.torch.chain import Chain, Rule
-from headlong.backends.torch.drafters import Drafter
+from headlong.backends.torch.drafters import Drafter, Proposal
 from headlong.backends.torch.gpu.paths import fused, verdicts
 from headlong.backends.torch.models.base import Layers, Model, finish, go_on
 from headlong.backends.torch.native.arena import fresh
@@ -25,9 +25,6 @@ from headlong.backends.torch.ragged import Layout
 from headlong.backends.torch.step import Prefill, Window
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan, Start
-
-if TYPE_CHECKING:
-    from headlong.engine.backend import Handle
 
 
 class Stopwatch:
@@ -52,13 +49,25 @@ class Stopwatch:
         return [before.elapsed_time(after) / 1000 for before, after in pairwise(self.events)]
 
 
+class Flying(Protocol):
+    """A round's result, on the device until asked for."""
+
+    @property
+    def left(self) -> Mapping[int, int]:
+        """By row, how many drafts there are for the next round; where none is named, as many as were asked for."""
+
+    def result(self) -> RoundResult: ...
+
+
 @dataclass(frozen=True)
 class RoundHandle:
-    """A round's result, on the device until asked for."""
+    """A round whose passes were called one by one."""
 
     plan: Sequence[RowPlan]
     verdict: Verdict
-    proposed: Tensor | None  # [B, D], where some row drafted
+    proposed: Sequence[Sequence[int]]  # by row its drafts, where some row drafted
+    left: Mapping[int, int]
+    steps: Sequence[int] | None  # rows in each of the head's steps, where it may have made fewer than planned
     told: Mapping[int, Told]
     watch: Stopwatch
     once_s: tuple[float, float]  # what each half took that the next rounds like it will not
@@ -67,9 +76,8 @@ class RoundHandle:
 
     def result(self) -> RoundResult:
         tokens, results, first = self.verdict.tokens.tolist(), [], 0
-        proposed = [] if self.proposed is None else self.proposed.tolist()
         for place, (row, count) in enumerate(zip(self.plan, self.verdict.kept.tolist(), strict=True)):
-            left = tuple(proposed[place][: row.draft]) if row.draft else ()
+            left = tuple(self.proposed[place][: self.left.get(row.row, row.draft)]) if row.draft else ()
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
             kept = tuple(tokens[first : first + count])
             results.append(Kept(row.row, kept, row.verify, left, logprobs, self.waiting[row.row]))
@@ -79,7 +87,7 @@ class RoundHandle:
         verify_s -= 0.0 if cold else self.once_s[0]
         draft_s -= 0.0 if cold_drafts else self.once_s[1]
         late, late_s = self.caught_up
-        return RoundResult(results, verify_s, draft_s, cold, cold_drafts, late=late, late_s=late_s)
+        return RoundResult(results, verify_s, draft_s, cold, cold_drafts, late=late, late_s=late_s, steps=self.steps)
 
 
 class Rounds:
@@ -95,7 +103,9 @@ class Rounds:
         rows, device = cache.rows, cache.device
         self.length = torch.zeros(rows, dtype=torch.long, device=device)
         self.windows = torch.zeros(rows, MAX_WIDTH, dtype=torch.long, device=device)
-        self._windows = self.windows.numpy() if self.windows.is_cpu else None  # writing to it takes a tenth of the time
+        # Where the host can read and write itself, that takes a tenth of the time.
+        self._windows = self.windows.numpy() if self.windows.is_cpu else None
+        self._zeros = torch.zeros(rows * MAX_WIDTH, dtype=torch.long, device=device)  # as many as a pass has tokens
         self.follows = [True] * rows
         self.logprobs: list[int | None] = [None] * rows  # how many of the likeliest tokens are told
         self.reading: dict[int, Layers] = {}  # chunks of which some layers are still to be run, by row
@@ -126,7 +136,7 @@ class Rounds:
         if last is not None and chunk.draft:
             layout = self.cache.layout((chunk.row,), (1,))
             newest = self.length[layout.index] - 1, last, self.cache.send([chunk.after])
-            self._draft(Feed(layout, *newest, layout.sizes), [chunk.draft])
+            self._draft(Feed(layout, *newest, layout.sizes), [chunk.draft], [0.0])
         return last is not None
 
     def _read(self, chunk: Chunk, pieces: int) -> Tensor | None:
@@ -149,7 +159,7 @@ class Rounds:
             self.drafter.prime(hidden, tokens[1:], step)
         return hidden
 
-    def run(self, plan: Sequence[RowPlan]) -> "Handle":
+    def run(self, plan: Sequence[RowPlan]) -> Flying:
         watch = Stopwatch(self.cache.device)
         watch.mark()
         self._place_given(plan)
@@ -158,7 +168,9 @@ class Rounds:
         drafts = [row.draft for row in plan]
         resting = self._resting(layout, drafts)
         verify = self.verify_and_rest if resting else self.verify
-        starts, window, hidden, logits, *best = verify(layout, layout.index, layout.offsets, layout.steps)
+        starts, window, hidden, logits, *best = verify(
+            layout, layout.index, layout.offsets, self._zeros[: layout.tokens]
+        )
         verdict = Verdict(*best)
         if special := not self.chain.from_logits_alone(layout.rows):
             accept_scored(verdict, Trial(layout, starts, window, logits, self.allowed), self.chain)
@@ -168,23 +180,28 @@ class Rounds:
         self._count(feed)
         told = tell(layout, logits, verdict.tokens, self.logprobs)
         watch.mark()
+        proposal: Proposal | None = None
+        left: Mapping[int, int] = {}
         if self.drafter and resting:
             self.drafter.rest(*resting)
         elif self.drafter:
-            self._hand_on(feed, drafts)
+            proposal, left = self._hand_on(feed, plan)
         watch.mark()
-        proposed = self.windows[layout.index, 1 : 1 + max(drafts)] if any(drafts) else None
+        proposed = self._proposed(layout, max(drafts)) if any(drafts) else []
         once_s = verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
         backlog = self.drafter.backlog if self.drafter else None
         waiting = backlog.most if backlog else [0] * self.cache.rows
         caught_up = self.drafter.caught_up() if self.drafter else (0, 0.0)
-        return RoundHandle(plan, verdict, proposed, told, watch, once_s, waiting, caught_up)
+        steps = proposal.steps if proposal else None
+        return RoundHandle(plan, verdict, proposed, left, steps, told, watch, once_s, waiting, caught_up)
 
     def _place_given(self, plan: Sequence[RowPlan]) -> None:
         """Drafts that came from the host take the place of those left here, and were proposed with certainty."""
         for row in plan:
             if not row.drafts:
                 continue
+            if self.drafter and self.drafter.sureness:
+                self.drafter.sureness.forget(row.row)
             places = slice(1, 1 + len(row.drafts))
             if self._windows is not None:
                 self._windows[row.row, places] = row.drafts
@@ -199,11 +216,11 @@ class Rounds:
             if row.masks:
                 self.allowed.put(row.row, row.masks())
 
-    def _verify(self, layout: Layout, index: Tensor, offsets: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+    def _verify(self, layout: Layout, index: Tensor, offsets: Tensor, size: Tensor) -> tuple[Tensor, ...]:
         """A round of rows whose tokens follow from their logits alone; what others keep is found anew.
 
-        Its places [B] and [B + 1], and steps [N] -> starts [B], window [N], hidden [N, H], logits [N, V], tokens [N],
-        kept [B].
+        Its places [B] and [B + 1], and anything of its size [N] -> starts [B], window [N], hidden [N, H],
+        logits [N, V], tokens [N], kept [B].
         """
         layout = layout.at(index, offsets)
         starts, window = self._look_up(layout)
@@ -277,28 +294,38 @@ class Rounds:
         for row, width in zip(feed.layout.rows, feed.layout.widths, strict=True):
             self.cache.widths[row] = width
 
-    def _hand_on(self, feed: Feed, depths: list[int]) -> None:
-        """What became true goes to the drafter, which proposes for the rows that are to draft."""
+    def _hand_on(self, feed: Feed, plan: Sequence[RowPlan]) -> tuple[Proposal | None, dict[int, int]]:
+        """What became true goes to the drafter, which proposes for the rows that are to draft; how many of these are
+        left, by row."""
         assert self.drafter is not None
-        rows = enumerate(feed.layout.rows)
-        others = tuple(b for b, row in rows if not depths[b] and self.follows[row])
+        others = tuple(b for b, row in enumerate(plan) if not row.draft and self.follows[row.row])
         if others:
             self.drafter.follow(feed.part(others))
-        drafting = tuple(sorted((b for b, depth in enumerate(depths) if depth), key=lambda b: -depths[b]))
-        if drafting:
-            self._draft(feed.part(drafting), [depths[b] for b in drafting])
+        drafting = tuple(sorted((b for b, row in enumerate(plan) if row.draft), key=lambda b: -plan[b].draft))
+        if not drafting:
+            return None, {}
+        depths, least = zip(*((plan[b].draft, plan[b].least) for b in drafting), strict=True)
+        proposal = self._draft(feed.part(drafting), depths, least)
+        rows = (plan[b].row for b in drafting)
+        return proposal, dict(zip(rows, proposal.left or depths, strict=True))
 
-    def _draft(self, feed: Feed, depths: Sequence[int]) -> Tensor:
-        """Leave proposals for the next windows, and give them [B, D]."""
+    def _draft(self, feed: Feed, depths: Sequence[int], least: Sequence[float]) -> Proposal:
+        """Leave proposals for the next windows."""
         assert self.drafter is not None
-        proposal = self.drafter.draft(feed, depths)
+        proposal = self.drafter.draft(feed, depths, least)
         self._place_drafts(feed.layout.index, proposal.tokens)
         rejection = self.chain.under(feed.layout.rows, Rule.REJECTION) if proposal.certain else ()
         if rejection:
             part, depth = feed.layout.part(rejection), proposal.tokens.shape[1]
             probs = torch.nn.functional.one_hot(proposal.tokens[part.which], self.chain.vocab).float()
             self.chain.room_for_probs()[part.layout.index, :depth] = probs
-        return proposal.tokens
+        return proposal
+
+    def _proposed(self, layout: Layout, depth: int) -> list[list[int]]:
+        """So many drafts of every row."""
+        windows = self.windows[layout.index] if self._windows is None else self._windows[list(layout.rows)]
+        proposed: list[list[int]] = windows[:, 1 : 1 + depth].tolist()
+        return proposed
 
     def _place_drafts(self, index: Tensor, drafts: Tensor) -> None:
         """Drafts [B, D] for the next windows of rows [B]."""

@@ -59,6 +59,7 @@ class Job:
     at_once: bool = True  # its whole prompt in one step; else a piece of a chunk, between the others' rounds
     pieces: int = 1  # of every chunk
     fewer: Callable[[int, int], int] = lambda turn, left: left  # of the drafts left, how many a round verifies
+    least: Callable[[int], float] = lambda turn: 0.0  # chance that drafts must have to be left
     rests: Callable[[int], bool] = lambda step: False  # whether it sits a step out
     seed: int = 0  # of an unseeded row
 
@@ -211,7 +212,8 @@ class Driver:
     def _plan(self, row: int) -> RowPlan:
         job, turn = self.jobs[row], self.traces[row].rounds
         verify, draft = job.fewer(turn, self.backend.left[row]), job.depth(turn)
-        return RowPlan(row, verify, draft, self._grow(row, self.length[row] + verify + 1 + draft))
+        pages = self._grow(row, self.length[row] + verify + 1 + draft)
+        return RowPlan(row, verify, draft, pages, least=job.least(turn))
 
     def _grow(self, row: int, positions: int) -> tuple[int, ...]:
         gained = self.pool.take(max(0, -(-positions // self.limits.page) - len(self.pages[row])))
@@ -228,8 +230,8 @@ class Mixture(Right):
         super().__init__(sequences, vocab)
         self.chance, self.salt = chance, salt
 
-    def draft(self, feed: Feed, depths: Sequence[int]) -> Proposal:
-        tokens = super().draft(feed, depths).tokens
+    def draft(self, feed: Feed, depths: Sequence[int], least: Sequence[float]) -> Proposal:
+        tokens = super().draft(feed, depths, least).tokens
         for b, (row, length) in enumerate(zip(feed.layout.rows, feed.lengths.tolist(), strict=True)):
             for j in range(tokens.shape[1]):
                 # The round's length is part of the coin, so a position once rejected is not rejected for ever.

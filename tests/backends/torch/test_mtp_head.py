@@ -182,8 +182,8 @@ def test_drafts_of_real_rounds(folder, kernels):
             others[step.row](pair[0].numpy(), int(pair[1]), int(pair[2]))
         prime(hidden, tokens, step)
 
-    def drafted(feed, depths):
-        proposal = draft(feed, depths)
+    def drafted(feed, depths, least):
+        proposal = draft(feed, depths, least)
         for b, row in enumerate(feed.layout.rows):
             head, start, first = others[row], int(feed.starts[b]), int(feed.layout.offsets[b])
             for j in range(int(feed.kept[b])):

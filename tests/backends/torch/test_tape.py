@@ -243,10 +243,10 @@ def test_nothing_is_kept_without_kernels(kernels_only):
 
 def test_rounds_of_a_dense_model_are_played(tmp_path):
     """One torch operation among its kernels would make every pass an ordinary one."""
-    backend = open_tiny(tiny.write(tmp_path, "dense"), rows=2)
+    backend = open_tiny(tiny.write(tmp_path, "dense"), rows=3)
     driver = Driver(backend)
-    for depths in ((2, 0), (3, 1), (0, 0)):
-        driver.run([Job(prompt_of(9, 128), depth=fixed(depths[0])), Job(prompt_of(5, 128), depth=fixed(depths[1]))], 6)
+    for depths in ((2, 0, 0), (8, 1, 1), (0, 0, 0)):
+        driver.run([Job(prompt_of(9 - row, 128), depth=fixed(depth)) for row, depth in enumerate(depths)], 6)
     rounds = backend.rounds
     for taped in (rounds.verify, rounds.verify_and_rest, rounds.drafter.feed, rounds.drafter.chains[2]):
         assert taped.tapes

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,12 +28,9 @@ from headlong.backends.torch.gpu.stream import Fetched, Replay, Stream
 from headlong.backends.torch.models.base import Model, finish
 from headlong.backends.torch.pairs import Feed
 from headlong.backends.torch.ragged import Grid, Layout
-from headlong.backends.torch.round import Rounds, Stopwatch
+from headlong.backends.torch.round import Flying, Rounds, Stopwatch
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan, Sizes
-
-if TYPE_CHECKING:
-    from headlong.engine.backend import Handle
 
 MOST_SHAPES = 128  # whose graphs are kept
 # Few of each: a new shape takes a tenth of a second, and seconds where kernels must be built.
@@ -95,6 +92,8 @@ class Captured:
 class GraphHandle:
     """A round under way."""
 
+    left: ClassVar[Mapping[int, int]] = {}
+
     plan: Sequence[RowPlan]
     width: int
     out: Fetched  # [B + 1, 1 + W + D or 3]
@@ -127,7 +126,7 @@ class GraphRounds(Rounds):
         self.prompts = Prompts(cache, self.stream, lambda tokens, step: finish(self._take_in(tokens, step)))
         self.chunks: list[Stopwatch] = []
 
-    def run(self, plan: Sequence[RowPlan]) -> "Handle":
+    def run(self, plan: Sequence[RowPlan]) -> Flying:
         plan = sorted(plan, key=lambda row: astuple(self.chain.needs[row.row]), reverse=True)
         wanted = self._shape(plan)
         shape = self._known(wanted)
@@ -268,7 +267,8 @@ class GraphRounds(Rounds):
         feed, shape = self._feed(captured), captured.shape
         parts = [feed.kept[:, None], feed.tokens.view(-1, shape.width)]
         if shape.depth:
-            parts.append(self._draft(feed, [shape.depth] * len(feed.layout.rows)))
+            rows = len(feed.layout.rows)
+            parts.append(self._draft(feed, [shape.depth] * rows, [0.0] * rows).tokens)
         elif shape.follows:
             assert self.drafter is not None
             self.drafter.follow(feed)

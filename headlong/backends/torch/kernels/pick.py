@@ -19,7 +19,7 @@ def best(scores: Tensor) -> Tensor:
         return scores.argmax(-1)
     scores = scores.contiguous()
     tokens = fresh(scores, *scores.shape[:-1], dtype=torch.long)
-    lib.best(tokens.data_ptr(), scores.data_ptr(), tokens.numel(), scores.shape[-1])
+    lib.best(tokens.data_ptr(), None, scores.data_ptr(), tokens.numel(), scores.shape[-1])
     return tokens
 
 
@@ -29,8 +29,9 @@ def bits(masks: Tensor, count: int) -> Tensor:
     return ((masks[..., None] >> places) & 1).bool().flatten(-2)[..., :count]
 
 
-def best_word(scores: Tensor, words: Tensor | None, to: Tensor) -> None:
-    """Of scores [N, S] of some words [S], or of all tokens, the best one's token to [N]."""
+def best_word(scores: Tensor, words: Tensor | None, to: Tensor, leads: Tensor | None = None) -> None:
+    """Of scores [N, S] of some words [S], or of all tokens, the best one's token to [N]; and by how much it leads the
+    next, where there are kernels that tell."""
     lib = library(scores) if words is None else None
     if fused(scores):
         places().best(scores, words, to)
@@ -38,7 +39,8 @@ def best_word(scores: Tensor, words: Tensor | None, to: Tensor) -> None:
         token = best(scores)
         to.copy_(token if words is None else words[token])
     else:
-        lib.best(to.data_ptr(), scores.contiguous().data_ptr(), *scores.shape)
+        told = None if leads is None else leads.data_ptr()
+        lib.best(to.data_ptr(), told, scores.contiguous().data_ptr(), *scores.shape)
 
 
 def embed(table: Tensor | Weight, tokens: Tensor, dtype: torch.dtype) -> Tensor:

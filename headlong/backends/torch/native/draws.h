@@ -18,8 +18,7 @@ typedef struct {
 } Drawing;
 
 typedef struct {
-    floats most;
-    ints where;
+    Tops tops;
     float least; /* what a token must have to be the best so far */
 } Found;
 
@@ -47,7 +46,7 @@ static inline float load_scores(floats *v, const float *x, long left, float temp
 }
 
 static inline Found nothing_found(void) {
-    return (Found){(floats){0} - INFINITY, (ints){0}, -INFINITY};
+    return (Found){no_tops(), -INFINITY};
 }
 
 /* Noise on TOGETHER vectors of scores, the first of them of token `at`. */
@@ -56,32 +55,20 @@ static inline void find_best(Found *found, const floats *v, long at, Keys keys) 
     for (int i = 0; i < WIDTH; i++) lanes[i] = i;
     for (int k = 0; k < TOGETHER; k++) {
         long first = at + k * WIDTH;
-        floats noisy = v[k] + noise_of(lanes + (uint32_t)first, keys);
-        ints more = noisy > found->most;
-        found->most = pick(more, noisy, found->most);
-        found->where = (more & ((ints){0} + (int32_t)first)) | (~more & found->where);
+        climb(&found->tops, v[k] + noise_of(lanes + (uint32_t)first, keys), first);
     }
-    found->least = most_lane(found->most);
+    found->least = most_lane(found->tops.most);
 }
 
-static inline long first_best(const Found *found) {
-    long best = 0;
-    float value = -INFINITY;
-    for (int lane = 0; lane < WIDTH; lane++) {
-        long at = found->where[lane] + lane;
-        if (found->most[lane] > value || (found->most[lane] == value && at < best)) value = found->most[lane], best = at;
-    }
-    return best;
-}
-
-/* Where a row's scores are largest with noise on them, the first of equals. */
-static long draw(const float *x, long size, float temperature, Keys keys) {
+/* Where a row's scores are largest with noise on them, the first of equals, and by how much that leads those that were
+ * looked at. */
+static long draw(const float *x, long size, float temperature, Keys keys, float *lead) {
     Found found = nothing_found();
     for (long at = 0; at < size; at += TOGETHER * WIDTH) {
         floats v[TOGETHER];
         if (load_scores(v, x + at, size - at, temperature) + MOST_NOISE > found.least) find_best(&found, v, at, keys);
     }
-    return first_best(&found);
+    return top(&found.tops, lead);
 }
 
 typedef struct {
@@ -113,7 +100,7 @@ static Weights weights_of(const float *x, long size, float temperature) {
 /* A draw from what a row's distribution has above another, q; -1 where that is nothing. */
 static long draw_above(const float *x, long size, float temperature, Weights w, const float *q, Keys keys) {
     Found found = nothing_found();
-    float share = (float)(1.0 / w.total);
+    float share = (float)(1.0 / w.total), lead;
     for (long at = 0; at < size; at += TOGETHER * WIDTH) {
         floats v[TOGETHER];
         load_scores(v, x + at, size - at, temperature);
@@ -124,7 +111,7 @@ static long draw_above(const float *x, long size, float temperature, Weights w, 
         }
         find_best(&found, v, at, keys);
     }
-    return found.least > -INFINITY ? first_best(&found) : -1;
+    return found.least > -INFINITY ? top(&found.tops, &lead) : -1;
 }
 
 typedef struct {
@@ -142,7 +129,8 @@ static void draw_coupled_tokens(const void *job, long first, long last) {
         long row = a->rows[b];
         if (a->how.rules[row] != COUPLED) continue;
         Keys keys = keys_of(a->how.seeds[row], TARGET, a->starts[b] + n - a->offsets[b] + 1);
-        a->chosen[n] = draw(a->x + n * a->size, a->size, a->how.temperatures[row], keys);
+        float lead;
+        a->chosen[n] = draw(a->x + n * a->size, a->size, a->how.temperatures[row], keys, &lead);
     }
 }
 
@@ -179,7 +167,7 @@ static void reject_rows(const void *job, long first, long last) {
     for (long b = first; b < last; b++) {
         long row = a->rows[b], at = a->offsets[b], width = a->offsets[b + 1] - at, kept = 0, next = -1;
         long count = a->counts ? a->counts[b] : width;
-        float temperature = a->how.temperatures[row];
+        float temperature = a->how.temperatures[row], lead;
         if (a->how.rules[row] != REJECTION) continue;
         for (; kept + 1 < count; kept++) {
             const float *x = a->x + (at + kept) * a->size, *q = a->how.probs + (row * a->depth + kept) * a->size;
@@ -190,7 +178,7 @@ static void reject_rows(const void *job, long first, long last) {
         }
         if (next < 0) {
             Keys keys = keys_of(a->how.seeds[row], RESIDUAL, a->starts[b] + kept + 1);
-            next = draw(a->x + (at + kept) * a->size, a->size, temperature, keys);
+            next = draw(a->x + (at + kept) * a->size, a->size, temperature, keys, &lead);
         }
         for (long j = 0; j < width; j++) a->tokens[at + j] = j < kept ? a->window[at + 1 + j] : next;
         a->kept[b] = kept + 1;
@@ -204,11 +192,24 @@ void reject(const Reject *a) {
 
 typedef struct {
     int64_t *tokens; /* [B] */
+    float *sure;     /* [B]: how sure each is, or none */
     const float *x;  /* [B, size] */
     const int64_t *rows, *starts, *counts;
     Drawing how;
     long batch, size, step, depth;
 } DrawDrafts;
+
+/* What a row's draft was drawn from, for the rejection rule; and how sure that is, whatever was drawn: the log of what
+ * the likeliest token has over all others. */
+static float leave_distribution(const DrawDrafts *a, long b) {
+    long row = a->rows[b];
+    const float *x = a->x + b * a->size;
+    float temperature = a->how.temperatures[row];
+    Weights w = weights_of(x, a->size, temperature);
+    float *q = a->how.probs + (row * a->depth + a->step) * a->size, share = (float)(1.0 / w.total);
+    MAP(q, a->size, weigh(load_score(x + i, a->size - i, temperature), w.most) * share);
+    return (float)-log(fmax(w.total - 1.0, 1e-6));
+}
 
 static void draw_draft_rows(const void *job, long first, long last) {
     const DrawDrafts *a = job;
@@ -218,11 +219,11 @@ static void draw_draft_rows(const void *job, long first, long last) {
         const float *x = a->x + b * a->size;
         float temperature = a->how.temperatures[row];
         int64_t position = a->starts[b] + a->counts[b] + 1;
-        a->tokens[b] = draw(x, a->size, temperature, keys_of(a->how.seeds[row], rule == COUPLED ? TARGET : DRAFT, position));
-        if (rule != REJECTION) continue;
-        Weights w = weights_of(x, a->size, temperature);
-        float *q = a->how.probs + (row * a->depth + a->step) * a->size, share = (float)(1.0 / w.total);
-        MAP(q, a->size, weigh(load_score(x + i, a->size - i, temperature), w.most) * share);
+        Keys keys = keys_of(a->how.seeds[row], rule == COUPLED ? TARGET : DRAFT, position);
+        float sure;
+        a->tokens[b] = draw(x, a->size, temperature, keys, &sure);
+        if (rule == REJECTION) sure = leave_distribution(a, b);
+        if (a->sure) a->sure[b] = sure;
     }
 }
 

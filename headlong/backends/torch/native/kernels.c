@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static _Thread_local int replay_ends;  /* a kernel has found that what follows it in a replay is not needed */
+
 #include "pool.h"
 #include "vector.h"
 #include "linear.h"
@@ -20,6 +22,7 @@
 #include "rounds.h"
 #include "noise.h"
 #include "draws.h"
+#include "sure.h"
 #include "truncate.h"
 
 typedef struct {
@@ -33,5 +36,6 @@ typedef struct {
 } Replay;
 
 void replay(const Replay *a) {
-    for (long i = 0; i < a->count; i++) a->calls[i].kernel(a->calls[i].arguments);
+    replay_ends = 0;
+    for (long i = 0; i < a->count && !replay_ends; i++) a->calls[i].kernel(a->calls[i].arguments);
 }

@@ -93,39 +93,68 @@ void last_kept(const LastKept *a) {
         memcpy(a->y + b * a->size, a->x + (a->offsets[b] + a->kept[b] - 1) * a->size, sizeof(float) * a->size);
 }
 
+/* The largest in each lane, the block where it first had that, and the second largest. */
+typedef struct {
+    floats most, second;
+    ints where;
+} Tops;
+
+static inline Tops no_tops(void) {
+    return (Tops){(floats){0} - INFINITY, (floats){0} - INFINITY, (ints){0}};
+}
+
+/* A vector of the block that begins at `at`. */
+static inline void climb(Tops *tops, floats v, long at) {
+    ints more = v > tops->most;
+    floats less = pick(more, tops->most, v);
+    tops->second = pick(less > tops->second, less, tops->second);
+    tops->most = pick(more, v, tops->most);
+    tops->where = (more & ((ints){0} + (int32_t)at)) | (~more & tops->where);
+}
+
+/* Where the largest of all is, the first of equals, and by how much it leads. */
+static inline long top(const Tops *tops, float *lead) {
+    long best = 0;
+    float value = -INFINITY, second = -INFINITY;
+    int leads = -1;
+    for (int lane = 0; lane < WIDTH; lane++) {
+        long at = tops->where[lane] + lane;
+        if (tops->most[lane] > value || (tops->most[lane] == value && at < best))
+            value = tops->most[lane], best = at, leads = lane;
+    }
+    for (int lane = 0; lane < WIDTH; lane++) {
+        float other = lane == leads ? tops->second[lane] : tops->most[lane];
+        second = other > second ? other : second;
+    }
+    *lead = value - second;
+    return best;
+}
+
 typedef struct {
     int64_t *y;
+    float *lead; /* [N], or none */
     const float *x;
     long n, size;
 } Best;
 
-/* The largest of 16 lanes at a time, and the block where each lane first had it. */
 static void best_rows(const void *job, long first, long last) {
     const Best *a = job;
     for (long row = first; row < last; row++) {
         const float *x = a->x + row * a->size;
-        floats most = (floats){0} - INFINITY;
-        ints where = {0};
-        long i = 0;
-        for (; i + WIDTH <= a->size; i += WIDTH) {
-            floats v = load(x + i);
-            ints more = v > most;
-            most = pick(more, v, most);
-            where = (more & ((ints){0} + (int32_t)i)) | (~more & where);
+        Tops tops = no_tops();
+        float lead;
+        for (long i = 0; i < a->size; i += WIDTH) {
+            floats v = (floats){0} - INFINITY;
+            if (i + WIDTH <= a->size) v = load(x + i);
+            else memcpy(&v, x + i, sizeof(float) * (a->size - i));
+            climb(&tops, v, i);
         }
-        long best = 0;
-        float value = -INFINITY;
-        for (int lane = 0; lane < WIDTH; lane++) {
-            long at = where[lane] + lane;
-            if (most[lane] > value || (most[lane] == value && at < best)) value = most[lane], best = at;
-        }
-        for (; i < a->size; i++)
-            if (x[i] > value) value = x[i], best = i;
-        a->y[row] = best;
+        a->y[row] = top(&tops, &lead);
+        if (a->lead) a->lead[row] = lead;
     }
 }
 
-/* x [N, size] -> y [N]: where each row is largest, the first of equals. */
+/* x [N, size] -> y [N]: where each row is largest, the first of equals, and by how much it leads. */
 void best(const Best *a) { share(best_rows, a, a->n, 1); }
 
 typedef struct {
@@ -214,15 +243,15 @@ void leave_drafts(const LeaveDrafts *a) {
 
 typedef struct {
     int64_t *next_starts, *ones, *offsets;  /* [B], [B], [B + 1] */
-    const int64_t *starts, *counts;
+    const int64_t *starts, *counts, *goes_on;
     long batch;
 } GoOn;
 
-/* One token of each row behind `counts` others. */
+/* One token of each row behind `counts` others; that of a row which does not go on does not count. */
 void go_on(const GoOn *a) {
     for (long b = 0; b < a->batch; b++) {
         a->next_starts[b] = a->starts[b] + a->counts[b];
-        a->ones[b] = 1;
+        a->ones[b] = a->goes_on[b];
         a->offsets[b] = b;
     }
     a->offsets[a->batch] = a->batch;

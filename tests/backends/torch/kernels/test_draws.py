@@ -13,6 +13,7 @@ from headlong.backends.torch.drafters import HeadDrafter
 from headlong.backends.torch.kernels.pick import best
 from headlong.backends.torch.native.library import library, references_only
 from headlong.backends.torch.ragged import Layout
+from headlong.backends.torch.sureness import Pick
 from headlong.engine.request import Sampling, Start
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
@@ -96,7 +97,7 @@ def test_drafts_are_drawn_alike(engine, vocab, normal):
         chain.room_for_probs().fill_(torch.nan)
         for step in range(3):
             fed = engine.starts + step, counts
-            drafter._pick(layout, logits[step], fed, drafts[:step].T, drafts[step])
+            drafter._pick(layout, logits[step], fed, drafts[:step].T, Pick(drafts[step]))
         found.append(drafts)
         probs.append(chain.room_for_probs().clone())
 
