@@ -4,7 +4,7 @@
  * windows keep.
  */
 #define SURENESSES 10       /* that are told apart */
-#define USUAL_CHANCE 0.75f  /* of a draft of which nothing is known, */
+#define USUAL_CHANCE 0.95f  /* of a draft of which nothing is known: much, or it would never be tried, */
 #define USUAL_DRAFTS 2.0f   /* which counts as so many */
 #define RULES 3             /* by which drafts are chosen, each with counts of its own */
 #define FADING 0.995f       /* counts are multiplied with it in every round, so that what was ruled out is tried again */

@@ -28,7 +28,7 @@ class Ledger:
 
     def chance(self, sure):
         drafts, kept = self.counts[sum(sure >= edge for edge in EDGES)]
-        return (kept + 1.5) / (drafts + 2.0)
+        return (kept + 1.9) / (drafts + 2.0)
 
     def left(self, sures, most, least):
         chance = 1.0
