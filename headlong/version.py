@@ -1,3 +1,3 @@
 """The package version, in one place."""
 
-__version__ = "0.8.9"
+__version__ = "0.9.0"

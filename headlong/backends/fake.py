@@ -65,13 +65,16 @@ class Done:
 class FakeBackend:
     """The model is `script`; the drafter proposes the script's token where `right` says so, and another elsewhere.
 
-    `right` is repeated for as long as a row drafts: (True,) is always right, (True, False) every other time. Every
-    position of every page holds the token that was written there, so a row that reads what is not its own is seen.
+    `right` is repeated for as long as a row drafts: (True,) is always right, (True, False) every other time. If it
+    `knows` when it is not, it leaves no such draft where likely ones alone are wanted. Every position of every page
+    holds the token that was written there, so a row that reads what is not its own is seen.
     """
 
-    def __init__(self, script: Script, *, right: Sequence[bool] = (True,), limits: Limits | None = None) -> None:
+    def __init__(
+        self, script: Script, *, right: Sequence[bool] = (True,), knows: bool = False, limits: Limits | None = None
+    ) -> None:
         self._script = script
-        self._right = tuple(right)
+        self._right, self._knows = tuple(right), knows
         self._limits = limits or fake_limits()
         self.rows: dict[int, Row] = {}
         self.cells: dict[int, int] = {}  # page * size + offset: the token there
@@ -199,7 +202,7 @@ class FakeBackend:
         self._write(row, row.length, (row.history[-1], *tokens[:-1]))
         row.history += tokens
         row.length += len(tokens)
-        row.drafts = self._draft(row, part.draft)
+        row.drafts = self._draft(row, part.draft, part.least)
         told = () if row.start.logprobs is None else tuple(Logprob(token, -1.0) for token in tokens)
         return Kept(part.row, tokens, part.verify, row.drafts, told)
 
@@ -222,12 +225,15 @@ class FakeBackend:
                 return int(candidate)
         raise Fault("no token is allowed")
 
-    def _draft(self, row: Row, count: int) -> tuple[int, ...]:
+    def _draft(self, row: Row, count: int, least: float = 0.0) -> tuple[int, ...]:
         _demand(0 <= count <= self.limits.depth, f"{count} drafts were asked, the limit is {self.limits.depth}")
         _demand(count == 0 or self.limits.drafter == "mtp", "drafts were asked of a model without a head")
         _demand(count == 0 or row.start.follows, "drafts were asked for a row that the head does not follow")
+        _demand(0.0 <= least < 1.0, f"drafts were asked with a chance of {least}")
         drafts: tuple[int, ...] = ()
         for _, right in zip(range(count), row.right, strict=False):
+            if self._knows and least and not right:
+                break
             token = self._script(row.history + drafts)
             drafts += (token if right else (token + 1) % self.limits.vocab,)
         return drafts

@@ -195,7 +195,7 @@ class Scene:
         left = max(self._left(depths), float(len(depths)))
         low, high = left * (1.0 - AROUND), min(left * (1.0 + AROUND), len(self.table) - 1.0)
         seconds = self._verifying(self.table, high) - self._verifying(self.table, low)
-        return min(SUREST, self.rate * seconds / (high - low)) if high > low else 0.0
+        return min(SUREST, max(0.0, self.rate * seconds / (high - low))) if high > low else 0.0
 
     def waking(self, depths: Sequence[int], others: Sequence[int]) -> float:
         """Seconds that the first step takes longer, if these depths become others: some rows have rested."""

@@ -107,7 +107,10 @@ def draw_limits(random: Random) -> Limits:
 def draw_engine(random: Random) -> Engine:
     limits = draw_limits(random)
     fake = TimedFake(
-        random.choice((wander, wander, repeat)), right=random.choice((RIGHT, WRONG, MIXED, MIXED)), limits=limits
+        random.choice((wander, wander, repeat)),
+        right=random.choice((RIGHT, WRONG, MIXED, MIXED)),
+        knows=random.randrange(3) > 0 and not limits.overlaps,  # whose drafts are planned for before they are known
+        limits=limits,
     )
     fake.token_cost, fake.draft_cost = random.choice(((0.0, 0.0), (0.02, 0.05), (0.5, 0.3)))
     few_prefixes = random.choice((2, 5, 9)) * limits.chunk * 8 + 250
