@@ -68,6 +68,13 @@ class RowDepth:
     def reach(self, drafter: str, depth: int) -> list[float]:
         return self.acceptance.reach(drafter, depth)
 
+    def left(self, count: int) -> list[float]:
+        """The same of the head's drafts that stand ready, given that they were left."""
+        reach = self.acceptance.reach(HEAD, count)
+        if self.asked is not None:
+            return reach
+        return [min(1.0, kept / left) for kept, left in zip(reach, self.leaving.reach(count), strict=True)]
+
     def record(self, drafter: str, verified: int, accepted: int) -> None:
         """Take what a round kept of this row's window."""
         self.acceptance.record(drafter, verified, accepted)

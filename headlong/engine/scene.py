@@ -52,9 +52,14 @@ class Scene:
         self.rate = 0.0  # tokens a second of the best plan
         leaves = (leaving or Leaving()).reach(deepest)
         self.left = list(accumulate(leaves, initial=0.0))  # drafts of a row that are verified, by those it was planned
-        self._price(costs.of(kind), deepest, leaves)
+        # A step is made while any row is left its draft of the one before, or was told to have a deeper one.
+        going = [1.0 - (1.0 - leave) ** self.rows for leave in leaves[: deepest - 1]]
+        sure = max(0, self.fixed_deepest - 1)
+        going[:sure] = [1.0] * sure
+        self.made = [0.0, *accumulate(going, initial=1.0)]  # steps, by the depth of the deepest row
+        self._price(costs.of(kind), deepest)
 
-    def _price(self, curves: KindCosts, deepest: int, leaves: Sequence[float]) -> None:
+    def _price(self, curves: KindCosts, deepest: int) -> None:
         """A step's cost is taken as a line over the rows in it, so that only the number of drafts counts."""
         self.curves = curves
         one, every = curves.first.value(1), curves.first.value(self.run)
@@ -62,16 +67,14 @@ class Scene:
         most = int(self._drafts(sum(map(len, self.reach)), deepest))
         self.verify = curves.verify_of(self.run)
         self.table = self.verify.table(self.size + most)[self.size : self.size + most + 1]
-        self.steps = self._steps(curves.further.value(self.run), deepest, leaves)
+        self.steps = self._steps(curves.further.value(self.run))
 
-    def _steps(self, further: float, deepest: int, leaves: Sequence[float]) -> list[float]:
-        """By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host. A step is
-        made while any row is left its draft of the one before."""
+    def _steps(self, further: float) -> list[float]:
+        """By depth: what all steps to there cost without the slope, and with it for fixed rows; and the host."""
         curves = self.curves
         first = curves.host(bare=False) + curves.first.value(self.run) + self.slope * (self.size - 2 * self.rows)
         further = max(0.0, further - self.slope * self.rows)
-        made = accumulate((1.0 - (1.0 - leave) ** self.rows for leave in leaves[: deepest - 1]), initial=0.0)
-        return [curves.host(bare=True) + curves.idle, *(first + further * steps for steps in made)]
+        return [curves.host(bare=True) + curves.idle, *(first + further * (made - 1.0) for made in self.made[1:])]
 
     def _drafts(self, drafts: float, depth: int) -> float:
         """That a plan which leaves so many drafts is run with, by its deepest row."""
@@ -85,6 +88,10 @@ class Scene:
     def _left(self, depths: Sequence[int]) -> float:
         """Drafts that are expected to be verified, of all rows."""
         return sum([self.left[depth] for depth in depths])
+
+    def _sloping(self, depths: Sequence[int]) -> float:
+        """Seconds that the rows in the steps add to these."""
+        return self.slope * sum([self.made[depth] for depth in depths])
 
     # --- the best plan -------------------------------------------------------------------------------------------
 
@@ -122,7 +129,11 @@ class Scene:
         shares.sort(reverse=True)
         logs, left, seconds, rates = 0.0, 0.0, self.steps[max(depth, self.fixed_deepest)], [0.0]
         for likely, count, _ in shares:
-            logs, left, seconds = logs + likely * count, left + self.left[count], seconds + self.slope * count
+            logs, left, seconds = (
+                logs + likely * count,
+                left + self.left[count],
+                seconds + self.slope * self.made[count],
+            )
             rates.append(self._tokens(logs) / (self._verifying(table, self._drafts(left, depth)) + seconds))
         most = max(rates)
         count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
@@ -171,7 +182,7 @@ class Scene:
 
     def cost(self, depths: Sequence[int]) -> float:
         deepest = max(depths)
-        steps = self.steps[max(self.fixed_deepest, deepest)] + self.slope * sum(depths)
+        steps = self.steps[max(self.fixed_deepest, deepest)] + self._sloping(depths)
         return self._verifying(self.table, self._drafts(self._left(depths), deepest)) + steps
 
     def gives(self, depths: Sequence[int]) -> float:
@@ -210,10 +221,11 @@ class Scene:
         """Leave every row the reason of its depth."""
         deepest = max(self.fixed_deepest, *depths)
         drafts = min(int(self._drafts(self._left(depths), deepest)), len(self.table) - 2)
-        one = self.table[drafts + 1] - self.table[drafts] + self.slope
-        verifying = self.rate * one * (self.run / self.rows)
+        one = self.table[drafts + 1] - self.table[drafts]
         for row, reach, depth in zip(self.auto, self.reach, depths, strict=True):
             row.beside = self.bystanders
             if depth < len(reach):
+                verifying = one * (self.left[depth + 1] - self.left[depth])
+                verifying += self.slope * (self.made[depth + 1] - self.made[depth])
                 step = self.rate * (self.steps[depth + 1] - self.steps[depth]) if depth >= deepest else 0.0
-                row.note = reach[depth], verifying + step
+                row.note = reach[depth], self.rate * verifying * (self.run / self.rows) + step

@@ -168,7 +168,7 @@ class Drafting:
 
     def reach(self, offer: Offer) -> list[float]:
         """How likely each draft, with those before it, is to be kept."""
-        return self.depth.reach(offer.source, offer.count)
+        return self.depth.left(offer.count) if offer.source == HEAD else self.depth.reach(offer.source, offer.count)
 
     def gains(self, offer: Offer, repaid: bool) -> list[float]:
         """What each draft behind those that the head has too gives, in rounds as they usually are. Rows that have such
@@ -185,12 +185,13 @@ class Drafting:
     def window(self, offer: Offer, verify: int, draft: int, least: float = 0.0) -> Window:
         """The first drafts of an offer. Masks are computed when asked for, while the target runs.
 
-        The head's drafts must be likely enough, where nobody asked for so many and no grammar rules some out.
+        The head's drafts must be likely enough, where nobody asked for so many and no grammar rules some out. How
+        likely one is depends on what was drawn before it, so of rows under the rejection rule all are left.
         """
         given = None if offer.given is None else offer.given[:verify]
         masks = partial(self._masks, self.guide, verify, given) if self.guide else None
         drafter = offer.drafter if verify else NOTHING.drafter
-        least = 0.0 if self.guide or self.depth.asked is not None else least
+        least = 0.0 if self.guide or self.drawn or self.depth.asked is not None else least
         return Window(drafter, offer.source, verify, draft, given, offer.left, masks, least)
 
     def _masks(self, guide: "Guide", verify: int, given: tuple[int, ...] | None) -> "NDArray[np.int32]":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headlong.backends.torch.kernels.attention import Pages
 from headlong.backends.torch.kernels.gated_delta import Memory
-from headlong.backends.torch.ragged import Grid, Layout
+from headlong.backends.torch.ragged import Layout
 from headlong.backends.torch.saved import Settled
 from headlong.engine.request import Limits
 from headlong.settings import MAX_DEPTH
@@ -93,7 +93,7 @@ class Cache:
         self._zero(self.send([NULL_PAGE, SPARE_PAGE]))
 
     def _lay_out(self, rows: tuple[int, ...], widths: tuple[int, ...]) -> Layout:
-        return Layout(rows, Grid(widths, self.device), self._index(rows))
+        return Layout.of(rows, widths, self.device, self._index(rows))
 
     def send(self, numbers: Sequence[int]) -> Tensor:
         """A copy on the device, which may still be busy with what came before it: nobody waits."""

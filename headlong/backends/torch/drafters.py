@@ -126,8 +126,8 @@ class HeadDrafter:
         sureness = self.sureness if library(feed.hidden) else None
         if sureness:
             sureness.ask(rows, depths, least)
-        alike = depths[0] == depths[-1] or (sureness and sum(depths) >= EVEN * depths[0] * len(depths))
-        if alike and self.chain.from_logits_alone(rows):
+        even = self.chains[depths[0]].plays and sum(depths) >= EVEN * depths[0] * len(depths)
+        if (even or depths[0] == depths[-1]) and self.chain.from_logits_alone(rows):
             drafts = self._draft_alike(feed, depths[0])
             steps = [len(rows)] * depths[0]
         else:
@@ -144,7 +144,7 @@ class HeadDrafter:
         self._once_s = 0.0
         rows, starts, counts, hidden, tokens = feed.layout, feed.starts, feed.kept, feed.hidden, feed.tokens
         drafts = rows.index.new_zeros(depths[0], len(depths))
-        goes_on = torch.ones_like(rows.index)
+        goes_on = torch.ones_like(rows.index) if sureness else None
         if sureness:
             sureness.learn(rows, counts)
         for j, count in enumerate(_steps(depths)):
@@ -154,12 +154,10 @@ class HeadDrafter:
             hidden, logits = self.feed(rows, rows.index, rows.offsets, starts, counts, hidden, tokens)
             self._once_s += self.feed.once_s
             tokens = drafts[j, :count]
-            pick = Pick(tokens, torch.zeros(count) if sureness else None)
+            pick = Pick(tokens, torch.zeros(count, dtype=torch.float32) if sureness else None)
             self._pick(rows, logits, (starts, counts), drafts[:j, :count].T, pick)
-            if sureness:
-                sureness.leave(rows, j, pick, goes_on[:count])
-                if not goes_on[:count].any():
-                    break
+            if sureness and goes_on is not None and not sureness.leave(rows, j, pick, goes_on[:count]):
+                break
             starts = starts + counts
         return drafts
 
@@ -214,8 +212,8 @@ class HeadDrafter:
             rows, tokens = layout.at(index, offsets), drafts[j]
             pick = Pick(tokens, fresh(hidden, len(index)) if sureness else None)
             self._pick_by_logits(rows, logits, (starts, counts), j, pick)
-            if sureness and goes_on is not None:
-                sureness.leave(rows, j, pick, goes_on)
+            if sureness and goes_on is not None and not sureness.leave(rows, j, pick, goes_on):
+                break
         return (drafts,)
 
     def _pick_by_logits(self, rows: Layout, logits: Tensor, fed: tuple[Tensor, Tensor], step: int, to: Pick) -> None:

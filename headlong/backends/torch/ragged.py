@@ -85,8 +85,11 @@ class Layout:
         self._parts: dict[tuple[int, ...], Part] = {}
 
     @staticmethod
-    def of(rows: tuple[int, ...], widths: tuple[int, ...], device: torch.device) -> "Layout":
-        return Layout(rows, Grid(widths, device), torch.tensor(rows, device=device))
+    def of(
+        rows: tuple[int, ...], widths: tuple[int, ...], device: torch.device, index: Tensor | None = None
+    ) -> "Layout":
+        """`index`: the rows, if they are on the device already."""
+        return Layout(rows, Grid(widths, device), torch.tensor(rows, device=device) if index is None else index)
 
     def at(self, index: Tensor, offsets: Tensor) -> "Layout":
         """The same with index and offsets that stand elsewhere."""

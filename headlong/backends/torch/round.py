@@ -1,11 +1,11 @@
-"""One round for all rows at once: verify, accept, commit, draft. Nothing here is read back to the host in between."""
+"""One round for all rows at once: verify, accept, commit, draft. Nothing is read back from a GPU in between."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ from headlong.backends.torch.ragged import Layout
 from headlong.backends.torch.step import Prefill, Window
 from headlong.backends.torch.told import Told, tell
 from headlong.engine.request import Chunk, Kept, RoundResult, RowPlan, Start
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class Stopwatch:
@@ -65,7 +69,7 @@ class RoundHandle:
 
     plan: Sequence[RowPlan]
     verdict: Verdict
-    proposed: Sequence[Sequence[int]]  # by row its drafts, where some row drafted
+    proposed: "Tensor | NDArray[np.int64] | None"  # [B, D], where some row drafted
     left: Mapping[int, int]
     steps: Sequence[int] | None  # rows in each of the head's steps, where it may have made fewer than planned
     told: Mapping[int, Told]
@@ -76,8 +80,9 @@ class RoundHandle:
 
     def result(self) -> RoundResult:
         tokens, results, first = self.verdict.tokens.tolist(), [], 0
+        proposed = [] if self.proposed is None else self.proposed.tolist()
         for place, (row, count) in enumerate(zip(self.plan, self.verdict.kept.tolist(), strict=True)):
-            left = tuple(self.proposed[place][: self.left.get(row.row, row.draft)]) if row.draft else ()
+            left = tuple(proposed[place][: self.left.get(row.row, row.draft)]) if row.draft else ()
             logprobs = self.told[row.row].logprobs(count) if row.row in self.told else ()
             kept = tuple(tokens[first : first + count])
             results.append(Kept(row.row, kept, row.verify, left, logprobs, self.waiting[row.row]))
@@ -187,7 +192,7 @@ class Rounds:
         elif self.drafter:
             proposal, left = self._hand_on(feed, plan)
         watch.mark()
-        proposed = self._proposed(layout, max(drafts)) if any(drafts) else []
+        proposed = self._proposed(layout, max(drafts)) if any(drafts) else None
         once_s = verify.once_s, self.drafter.once_s if self.drafter and any(drafts) else 0.0
         backlog = self.drafter.backlog if self.drafter else None
         waiting = backlog.most if backlog else [0] * self.cache.rows
@@ -321,11 +326,10 @@ class Rounds:
             self.chain.room_for_probs()[part.layout.index, :depth] = probs
         return proposal
 
-    def _proposed(self, layout: Layout, depth: int) -> list[list[int]]:
+    def _proposed(self, layout: Layout, depth: int) -> "Tensor | NDArray[np.int64]":
         """So many drafts of every row."""
         windows = self.windows[layout.index] if self._windows is None else self._windows[list(layout.rows)]
-        proposed: list[list[int]] = windows[:, 1 : 1 + depth].tolist()
-        return proposed
+        return windows[:, 1 : 1 + depth]
 
     def _place_drafts(self, index: Tensor, drafts: Tensor) -> None:
         """Drafts [B, D] for the next windows of rows [B]."""

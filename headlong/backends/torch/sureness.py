@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from headlong.backends.torch.chain import Chain
-from headlong.backends.torch.native.library import library
+from headlong.backends.torch.native.library import library, recording
 from headlong.backends.torch.ragged import Layout
 from headlong.settings import MAX_DEPTH
 
-RULES, SURENESSES = 3, 10  # as in native/sure.h
+RULES, SURENESSES = 2, 10  # as in native/sure.h
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,27 @@ class Sureness:
     def ask(self, rows: Sequence[int], most: Sequence[int], least: Sequence[float]) -> None:
         """At most so many drafts of each row, each with those before it likely to be kept with at least such a chance.
 
-        What is known is known of drafts that logits alone decide.
+        What is known is known of drafts that logits alone decide. And where a window ends must not depend on what was
+        drawn under the rejection rule.
         """
         if self._asked == (rows, most, least):
             return
         self._asked = rows, most, least
         places = list(rows)
         self._most[places], self._least[places] = most, least
-        if not self.chain.from_logits_alone(rows):
-            self._least[[row for row in rows if self.chain.needs[row].scores]] = 0.0
+        others = [row for row in rows if self.chain.needs[row].scores or self.chain.needs[row].rejection]
+        if others:
+            self._least[others] = 0.0
 
-    def leave(self, rows: Layout, step: int, pick: Pick, goes_on: Tensor) -> None:
-        """Take in the drafts of a step; to goes_on [B] whether rows are to have another."""
+    def leave(self, rows: Layout, step: int, pick: Pick, goes_on: Tensor) -> bool:
+        """Take in the drafts of a step; to goes_on [B] whether rows are to have another. Whether to make one: a pass
+        that is recorded has all steps, and ends by itself when it is played."""
         lib = library()
         assert lib is not None
         assert pick.sure is not None
         tensors = (goes_on, pick.sure, rows.index, *self._rows())
         lib.leave(*(t.data_ptr() for t in tensors), len(rows.index), step, MAX_DEPTH)
+        return recording() or any(goes_on.tolist())
 
     def found(self, rows: Sequence[int]) -> list[int]:
         """Drafts that were left of each row."""

@@ -19,7 +19,7 @@ from headlong.backends.torch.cache import Cache, CacheShape
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import HeadDrafter, Proposal, Right
 from headlong.backends.torch.kernels import noise
-from headlong.backends.torch.native.library import library, references_only
+from headlong.backends.torch.native.library import references_only
 from headlong.backends.torch.round import Rounds
 from headlong.engine.request import Limits, RowPlan, Sampling, Start
 from tests import tiny
@@ -280,25 +280,6 @@ def test_what_a_constraint_forbids_is_drafted_and_rejected(cut, fair):
     forbidden = torch.tensor([not allowed.item() >> token & 1 for token in range(8)])
     exact = joint(target.masked_fill(forbidden, -torch.inf), sampling, 2)
     assert (p_value(np.array([text[:2] for text in texts]), exact) > LEAST) is fair
-
-
-@pytest.mark.parametrize(("least", "sampling"), [(0.8, CHAINS["plain"]), (0.75, CHAINS["cold"]), (0.7, CHAINS["hot"])])
-def test_windows_may_end_where_the_head_is_not_sure(least, sampling):
-    """How sure it is must not depend on what was drawn."""
-    if library() is None:
-        pytest.skip("only kernels tell how sure the head is")
-    target, head = tables(8, "near")
-    texts, left, lengths = [[] for _ in range(DRAWS)], [0] * DRAWS, set()
-    with torch.inference_mode():
-        rounds = table_rounds(target, head, sampling, DRAWS)
-        while min(len(text) for text in texts) < 3:
-            plan = [RowPlan(row, count, 3, least=least) for row, count in enumerate(left)]
-            for kept in rounds.run(plan).result().kept:
-                texts[kept.row] += kept.tokens
-                left[kept.row] = len(kept.left)
-            lengths.update(left)
-    assert len(lengths) > 2
-    assert p_value(np.array([text[:3] for text in texts]), joint(target, sampling, 3)) > LEAST
 
 
 def _leading(drafts, allowed):

@@ -199,16 +199,14 @@ typedef struct {
     long batch, size, step, depth;
 } DrawDrafts;
 
-/* What a row's draft was drawn from, for the rejection rule; and how sure that is, whatever was drawn: the log of what
- * the likeliest token has over all others. */
-static float leave_distribution(const DrawDrafts *a, long b) {
+/* What a row's draft was drawn from, for the rejection rule. */
+static void leave_distribution(const DrawDrafts *a, long b) {
     long row = a->rows[b];
     const float *x = a->x + b * a->size;
     float temperature = a->how.temperatures[row];
     Weights w = weights_of(x, a->size, temperature);
     float *q = a->how.probs + (row * a->depth + a->step) * a->size, share = (float)(1.0 / w.total);
     MAP(q, a->size, weigh(load_score(x + i, a->size - i, temperature), w.most) * share);
-    return (float)-log(fmax(w.total - 1.0, 1e-6));
 }
 
 static void draw_draft_rows(const void *job, long first, long last) {
@@ -220,10 +218,10 @@ static void draw_draft_rows(const void *job, long first, long last) {
         float temperature = a->how.temperatures[row];
         int64_t position = a->starts[b] + a->counts[b] + 1;
         Keys keys = keys_of(a->how.seeds[row], rule == COUPLED ? TARGET : DRAFT, position);
-        float sure;
-        a->tokens[b] = draw(x, a->size, temperature, keys, &sure);
-        if (rule == REJECTION) sure = leave_distribution(a, b);
-        if (a->sure) a->sure[b] = sure;
+        float lead;
+        a->tokens[b] = draw(x, a->size, temperature, keys, &lead);
+        if (rule == REJECTION) leave_distribution(a, b);
+        if (a->sure) a->sure[b] = lead;
     }
 }
 

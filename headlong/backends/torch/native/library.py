@@ -107,6 +107,11 @@ def recorded() -> Iterator[Calls]:
         _local.calls = None
 
 
+def recording() -> bool:
+    """Whether this thread's kernel calls are being kept."""
+    return getattr(_local, "calls", None) is not None
+
+
 def library(*tensors: Tensor) -> Kernels | None:
     """The kernels, when there are any and all these tensors are float32 on the CPU."""
     for tensor in tensors:

@@ -6,7 +6,7 @@
 #define SURENESSES 10       /* that are told apart */
 #define USUAL_CHANCE 0.95f  /* of a draft of which nothing is known: much, or it would never be tried, */
 #define USUAL_DRAFTS 2.0f   /* which counts as so many */
-#define RULES 3             /* by which drafts are chosen, each with counts of its own */
+#define RULES 2             /* by which drafts are chosen, each with counts of its own: BEST and COUPLED */
 #define FADING 0.995f       /* counts are multiplied with it in every round, so that what was ruled out is tried again */
 
 /* Of the rows of an engine. */

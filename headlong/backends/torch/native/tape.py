@@ -33,11 +33,11 @@ Key = tuple[torch.Size, ...]
 class Taped:
     """A function of a layout and tensors. Called again with such shapes, it repeats its kernels on the same memory.
 
-    What it returns is overwritten by the next call. It may make fresh tensors, view them and call kernels; if it does
-    anything else, or there are no kernels, every call is an ordinary one. Where there are kernels, it must not depend
-    on the layout's rows and widths but through tensors, nor on sizes but by which of them are equal or one, and what
-    else it does must follow from which kernels it calls: only the first pass through each row of kernels is watched,
-    which takes several times as long.
+    What it returns is overwritten by the next call. It runs once in a call, recorded or not, and may end early. It may
+    make fresh tensors, view them and call kernels; if it does anything else, or there are no kernels, every call is an
+    ordinary one. Where there are kernels, it must not depend on the layout's rows and widths but through tensors, nor
+    on sizes but by which of them are equal or one, and what else it does must follow from which kernels it calls: only
+    the first pass through each row of kernels is watched, which takes several times as long.
     """
 
     def __init__(self, function: Pass, beside: "Taped | None" = None) -> None:
@@ -47,6 +47,7 @@ class Taped:
         self.families: dict[tuple[int, ...], Family] = defaultdict(Family)
         self.calls: dict[Key, int] = {}  # of shapes without a tape
         self.watched: list[list[tuple[int, int]]] = []  # the kernels of passes that do nothing else
+        self.plays = False  # some shape is repeated so
         self.once_s = 0.0  # of the last call: what others of its shape will not take; infinite if that is not known
         # Apart: what a pass is given may be what the one before it returned.
         self.given: Arena = beside.given if beside else Arena()
@@ -111,6 +112,7 @@ class Taped:
         while len(self.tapes) >= MOST_TAPES:
             del self.tapes[next(iter(self.tapes))]  # used longest ago
         self.tapes[key] = tape
+        self.plays = self.plays or tape is not None
 
 
 def _alike(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import torch
 
 from headlong.backends.torch.chain import Chain
 from headlong.backends.torch.drafters import HeadDrafter
+from headlong.backends.torch.kernels import noise
 from headlong.backends.torch.kernels.pick import best_word
 from headlong.backends.torch.native.library import library
 from headlong.backends.torch.ragged import Layout
@@ -132,18 +133,27 @@ def test_the_best_token_tells_its_lead(size, normal):
 
 @torch.inference_mode()
 def test_how_sure_a_draw_is(normal):
-    """By noise that is the target's too: how far it leads. By noise of its own: nothing that the draw decides."""
-    vocab, logits = 400, 3 * normal(1, 400).expand(ROWS, -1).contiguous()
+    """By how much it leads, noise included."""
+    vocab, scores = 400, 3 * normal(1, 400).expand(ROWS, -1).contiguous()
     chain = Chain(ROWS, vocab, CPU)
     for row in range(ROWS):
-        chain.start(Start(row, (0,), Sampling(temperature=0.9, seed=row if row < 3 else None), seed=row))
-    head = SimpleNamespace(words=None)
-    drafter = HeadDrafter(head, SimpleNamespace(rows=ROWS, device=CPU), chain)
+        chain.start(Start(row, (0,), Sampling(temperature=0.9, seed=row), seed=row))
+    drafter = HeadDrafter(SimpleNamespace(words=None), SimpleNamespace(rows=ROWS, device=CPU), chain)
     layout, zeros = Layout.of(tuple(range(ROWS)), (1,) * ROWS, CPU), torch.zeros(ROWS, dtype=torch.long)
     pick = Pick(torch.zeros_like(zeros), torch.zeros(ROWS))
-    drafter._pick_by_logits(layout, logits, (zeros, zeros), 0, pick)
-    assert len(pick.tokens.unique()) > 2
-    assert (pick.sure[:3] > 0).all()
-    assert len(pick.sure[:3].unique()) == 3
-    likeliest = (logits[0] / 0.9).softmax(-1).max()
-    torch.testing.assert_close(pick.sure[3:], (likeliest / (1 - likeliest)).log().repeat(3), rtol=1e-4, atol=1e-4)
+    drafter._pick_by_logits(layout, scores, (zeros, zeros), 0, pick)
+    gumbel = noise.gumbel(chain.seed, noise.TARGET, zeros[:, None] + 1, vocab)[:, 0]
+    top = (scores / 0.9 + gumbel).topk(2)
+    assert torch.equal(pick.tokens, top.indices[:, 0])
+    # What cannot be the best is passed over, the second best too, so that a lead may seem larger.
+    leads = top.values[:, 0] - top.values[:, 1]
+    assert (pick.sure >= leads - 1e-4).all()
+    assert (pick.sure <= leads + 1e-4).double().mean() >= 0.5
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.8), Sampling(temperature=0.8, seed=1, top_p=0.5)])
+def test_rows_that_draw_otherwise_are_left_all(sureness, sampling):
+    """What was drawn must not decide where their windows end, or nothing is known of their scores."""
+    sureness.chain.start(Start(3, (0,), sampling, seed=0))
+    assert judge(sureness, (2, 3), [[0.0] * 8, [0.0] * 8], (4, 4), (0.99, 0.99)) == [0, 4]
