@@ -24,8 +24,10 @@ class Leaving:
 
     def __init__(self) -> None:
         self._counts: list[list[float]] = []  # by position: [asked for, left], given that those before it were
+        self._known: list[float] = []  # what they give
 
     def record(self, asked: int, left: int) -> None:
+        self._known = []
         for position in range(min(asked, left + 1)):
             if position == len(self._counts):
                 self._counts.append([0.0, 0.0])
@@ -36,11 +38,13 @@ class Leaving:
     def reach(self, depth: int) -> list[float]:
         """How likely so many drafts are left, and each of fewer; a position that was never asked for is like the one
         before it, and all are left while nothing is known."""
-        rates, rate = [], 1.0
-        for asked, left in self._counts[:depth]:
-            rate = (left + SHRINK * rate) / (asked + SHRINK)
-            rates.append(rate)
-        return list(accumulate([*rates, *[rate] * (depth - len(rates))], mul))
+        if len(self._known) < depth:
+            rates, rate = [], 1.0
+            for asked, left in self._counts[:depth]:
+                rate = (left + SHRINK * rate) / (asked + SHRINK)
+                rates.append(rate)
+            self._known = list(accumulate([*rates, *[rate] * (depth - len(rates))], mul))
+        return self._known[:depth]
 
 
 class Acceptance:

@@ -58,7 +58,8 @@ class RowDepth:
         self.most = deepest if asked is None else asked
         self.cap = self.most  # most drafts now; the engine lowers it near the end of a text
         self.acceptance = Acceptance(engine_wide)
-        self.leaving = leaving or Leaving()  # of all rows
+        self.sifted = leaving is not None  # only its likely drafts are left
+        self.leaving = leaving or Leaving()  # of all such rows
         self.depth: int | None = None  # chosen last; None: not yet
         self.late = 0  # tokens that the head takes in before it drafts again
         self.probe = Probe()
@@ -71,8 +72,6 @@ class RowDepth:
     def left(self, count: int) -> list[float]:
         """The same of the head's drafts that stand ready, given that they were left."""
         reach = self.acceptance.reach(HEAD, count)
-        if self.asked is not None:
-            return reach
         return [min(1.0, kept / left) for kept, left in zip(reach, self.leaving.reach(count), strict=True)]
 
     def record(self, drafter: str, verified: int, accepted: int) -> None:
@@ -130,8 +129,9 @@ class DepthController:
         self._rest_s = self._round_s = 0.0  # of the last rounds, beside verifying and all; at the machine's usual speed
         self._loan = Loan()
 
-    def row(self, asked: int | None = None) -> RowDepth:
-        return RowDepth(asked, self.deepest, self.acceptance, self.leaving)
+    def row(self, asked: int | None = None, sifted: bool = True) -> RowDepth:
+        """`sifted`: unlikely drafts need not be left, unless a depth was asked for."""
+        return RowDepth(asked, self.deepest, self.acceptance, self.leaving if sifted and asked is None else None)
 
     def first(self, row: RowDepth, others: Sequence[RowDepth], kind: str) -> int:
         """Drafts for a row's first round among others. Where these are many, depths are considered with that round."""
@@ -163,7 +163,7 @@ class DepthController:
             return [row.now if row.asked is not None else min(self._loan.depth, row.cap) for row in rows]
         if rests:
             return [row.now for row in rows]
-        scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes, self._loan.lent, self.leaving)
+        scene = self._scene = Scene(rows, self.costs, kind, self._depths, self._sizes, self._loan.lent)
         depths = self._settle(scene)
         self.least = scene.least(depths)
         self._loan.taken = scene.price(depths)

@@ -163,7 +163,10 @@ class Intake:
         if "prediction" in drafters and prediction is not None:
             proposers.append(Prediction(prediction))
         drawn = request.sampling.seed is None and not request.sampling.greedy
-        return Drafting(self.depths.row(self._asked(request)), HEAD in drafters, proposers, guide, drawn)
+        # A grammar rules drafts out, however sure the head is. And under the rejection rule what was drawn must not
+        # decide where a window ends, but how sure the head is of a draft depends on those before it.
+        depth = self.depths.row(self._asked(request), sifted=not (guide or drawn))
+        return Drafting(depth, HEAD in drafters, proposers, guide, drawn)
 
     def _asked(self, request: Request) -> int | None:
         return None if request.depth is None else min(request.depth, self.limits.depth)

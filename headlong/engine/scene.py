@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from math import ceil, exp, inf, log1p
+from math import ceil, exp, inf, log1p, prod
 from typing import TYPE_CHECKING
 
-from headlong.engine.acceptance import Leaving
 from headlong.engine.request import Sizes
 from headlong.engine.roundcost import KindCosts, RoundCosts
 
@@ -34,10 +33,8 @@ class Scene:
         depths: Sequence[int],
         sizes: Sizes,
         lent: float = inf,
-        leaving: Leaving | None = None,
     ) -> None:
-        """`lent`: the share of a round that a plan may cost rows which never draft; without limit if there are none.
-        `leaving`: how many drafts auto rows are left of those they were planned; all, if nothing is known."""
+        """`lent`: the share of a round that a plan may cost rows which never draft; without limit if there are none."""
         deepest = max(depths)
         self.depths = depths  # that may be chosen, the least first
         self.auto = [row for row in rows if row.asked is None and row.cap > 0]
@@ -50,10 +47,10 @@ class Scene:
         self.size = self.rows + sum(map(len, fixed))  # tokens verified without the auto rows' drafts
         self.logs = sum(log1p(sum(reach)) for reach in fixed)  # of the tokens that rows give without them
         self.rate = 0.0  # tokens a second of the best plan
-        leaves = (leaving or Leaving()).reach(deepest)
-        self.left = list(accumulate(leaves, initial=0.0))  # drafts of a row that are verified, by those it was planned
+        leaves = [row.leaving.reach(deepest) for row in self.auto]
+        self.left = [list(accumulate(leave, initial=0.0)) for leave in leaves]  # drafts verified, by row and its depth
         # A step is made while any row is left its draft of the one before, or was told to have a deeper one.
-        going = [1.0 - (1.0 - leave) ** self.rows for leave in leaves[: deepest - 1]]
+        going = [1.0 - prod([1.0 - leave[step] for leave in leaves]) for step in range(deepest - 1)]
         sure = max(0, self.fixed_deepest - 1)
         going[:sure] = [1.0] * sure
         self.made = [0.0, *accumulate(going, initial=1.0)]  # steps, by the depth of the deepest row
@@ -87,7 +84,7 @@ class Scene:
 
     def _left(self, depths: Sequence[int]) -> float:
         """Drafts that are expected to be verified, of all rows."""
-        return sum([self.left[depth] for depth in depths])
+        return sum([left[depth] for left, depth in zip(self.left, depths, strict=True)])
 
     def _sloping(self, depths: Sequence[int]) -> float:
         """Seconds that the rows in the steps add to these."""
@@ -128,12 +125,9 @@ class Scene:
         """The rate and the rows of one depth's plan: all of them, unless the likeliest alone do clearly better."""
         shares.sort(reverse=True)
         logs, left, seconds, rates = 0.0, 0.0, self.steps[max(depth, self.fixed_deepest)], [0.0]
-        for likely, count, _ in shares:
-            logs, left, seconds = (
-                logs + likely * count,
-                left + self.left[count],
-                seconds + self.slope * self.made[count],
-            )
+        for likely, count, row in shares:
+            logs, left = logs + likely * count, left + self.left[row][count]
+            seconds += self.slope * self.made[count]
             rates.append(self._tokens(logs) / (self._verifying(table, self._drafts(left, depth)) + seconds))
         most = max(rates)
         count = len(shares) if most < rates[-1] * (1.0 + PARKED) else rates.index(most)
@@ -191,7 +185,8 @@ class Scene:
     def more(self, depths: Sequence[int], rows: int) -> float:
         """Seconds that one draft of so many more rows adds."""
         left, deepest = self._left(depths), max(depths)
-        after = min(self._drafts(left + rows * self.left[1], max(1, deepest)), len(self.table) - 1)
+        each = self._left([1] * len(depths)) / len(depths)
+        after = min(self._drafts(left + rows * each, max(1, deepest)), len(self.table) - 1)
         seconds = self._verifying(self.table, after) - self._verifying(self.table, self._drafts(left, deepest))
         seconds += self.slope * rows
         if any(depths) or self.fixed_deepest:
@@ -222,10 +217,10 @@ class Scene:
         deepest = max(self.fixed_deepest, *depths)
         drafts = min(int(self._drafts(self._left(depths), deepest)), len(self.table) - 2)
         one = self.table[drafts + 1] - self.table[drafts]
-        for row, reach, depth in zip(self.auto, self.reach, depths, strict=True):
+        for row, reach, left, depth in zip(self.auto, self.reach, self.left, depths, strict=True):
             row.beside = self.bystanders
             if depth < len(reach):
-                verifying = one * (self.left[depth + 1] - self.left[depth])
+                verifying = one * (left[depth + 1] - left[depth])
                 verifying += self.slope * (self.made[depth + 1] - self.made[depth])
                 step = self.rate * (self.steps[depth + 1] - self.steps[depth]) if depth >= deepest else 0.0
                 row.note = reach[depth], self.rate * verifying * (self.run / self.rows) + step

@@ -183,15 +183,11 @@ class Drafting:
         return [after - before for before, after in pairwise(logs)]
 
     def window(self, offer: Offer, verify: int, draft: int, least: float = 0.0) -> Window:
-        """The first drafts of an offer. Masks are computed when asked for, while the target runs.
-
-        The head's drafts must be likely enough, where nobody asked for so many and no grammar rules some out. How
-        likely one is depends on what was drawn before it, so of rows under the rejection rule all are left.
-        """
+        """The first drafts of an offer. Masks are computed when asked for, while the target runs."""
         given = None if offer.given is None else offer.given[:verify]
         masks = partial(self._masks, self.guide, verify, given) if self.guide else None
         drafter = offer.drafter if verify else NOTHING.drafter
-        least = 0.0 if self.guide or self.drawn or self.depth.asked is not None else least
+        least = least if self.depth.sifted else 0.0
         return Window(drafter, offer.source, verify, draft, given, offer.left, masks, least)
 
     def _masks(self, guide: "Guide", verify: int, given: tuple[int, ...] | None) -> "NDArray[np.int32]":

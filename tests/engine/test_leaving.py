@@ -6,12 +6,14 @@ import pytest
 
 from headlong.engine.acceptance import Leaving
 from headlong.engine.depth import DepthController
+from headlong.engine.intake import requests_from
 from headlong.engine.request import RAGGED, Kept, Sizes
 from headlong.engine.roundcost import RoundCosts
 from headlong.engine.scene import HEAD, SUREST, Scene
 from headlong.engine.windows import Window
+from tests.engine.scripted import run, walk
 from tests.engine.simulated import Simulation
-from tests.engine.test_windows import Allows, make, plan
+from tests.engine.test_windows import make
 
 
 class Knowing(Simulation):
@@ -130,12 +132,21 @@ def test_a_window_that_ends_where_the_text_does_tells_nothing_of_drafts_behind_i
     assert len(job.drafting.depth.acceptance._counts[HEAD]) == 1
 
 
-@pytest.mark.parametrize(("options", "asks"), [({}, True), ({"depth": 3}, False), ({"guide": Allows(9)}, False)])
-def test_who_asked_for_a_depth_or_has_a_grammar_is_left_all_drafts(options, asks):
-    windows, job = make(**({"depth": None, "max_tokens": 50, "left": 2, "known": (1, 2)} | options))
-    windows.controller.plan = lambda rows, kind: [2] * len(rows)
-    windows.controller.least = 0.4
-    assert plan(windows, job).least == (0.4 if asks else 0.0)
+SEEDED = {"temperature": 0.8, "seed": 1}
+SIFTED = ({}, SEEDED, {**SEEDED, "top_p": 0.9})
+WHOLE = ({"depth": 3}, {"temperature": 0.8}, {"regex": "[a-z]+"})
+
+
+@pytest.mark.parametrize(("options", "least"), [*((one, 0.4) for one in SIFTED), *((one, 0.0) for one in WHOLE)])
+def test_who_is_left_likely_drafts_alone(build, options, least):
+    """Neither who asked for a depth, nor rows under the rejection rule, nor constrained ones."""
+    engine = build(walk)
+    engine.depths.plan = lambda rows, kind: [2] * len(rows)
+    engine.depths.least = 0.4
+    engine.submit(requests_from((1, 2, 3), {"max_tokens": 9, **options})[0])
+    run(engine)
+    asked = [part.least for plan in engine.backend.rounds for part in plan if part.draft]
+    assert set(asked) == {least}
 
 
 # --- costs -------------------------------------------------------------------------------------------------------
@@ -150,10 +161,11 @@ def scene(leaving=None, sizes=RAGGED):
         row.cap = 4
         for _ in range(60):
             row.record(HEAD, 4, 4)
+        row.leaving = leaving or row.leaving
     for _ in range(40):
         for tokens in (2, 4, 6, 8, 10):
             costs.record("plain", tokens, 0.01 + 0.001 * tokens, [2, 2], 0.002, False, 2)
-    made = Scene(rows, costs, "plain", range(1, 5), sizes, leaving=leaving)
+    made = Scene(rows, costs, "plain", range(1, 5), sizes)
     made.rate, _ = made.search(made.reach, made.table)
     return made
 
