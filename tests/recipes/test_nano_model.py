@@ -101,8 +101,8 @@ def test_the_chain_trained_is_the_chain_the_engine_runs(tmp_path: Path, length: 
     assert drafter is not None
     draft = drafter.draft
 
-    def keep(feed: Feed, depths: list[int]) -> Proposal:
-        proposal = draft(feed, depths)
+    def keep(feed: Feed, depths: list[int], least: list[float]) -> Proposal:
+        proposal = draft(feed, depths, least)
         drafts.append(proposal.tokens[0].tolist())
         return proposal
 
