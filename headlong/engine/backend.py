@@ -40,7 +40,8 @@ class Backend(Protocol):
         With 1 all that is left is run. No more than `limits.pieces` are asked for."""
 
     def round(self, plan: Sequence[RowPlan]) -> Handle:
-        """Verify, accept, draft: one pass of the target over every planned row's window."""
+        """Verify, accept, draft: one pass of the target over every planned row's window. Of the drafts that a row is to
+        leave there may be fewer, if its plan names the least chance they must have."""
 
     def save(self, row: int) -> Saved:
         """What a row that has had no round yet remembers beside its pages; rows may start from it."""
