@@ -7,7 +7,7 @@
 #define USUAL_CHANCE 0.95f  /* of a draft of which nothing is known: much, or it would never be tried, */
 #define USUAL_DRAFTS 2.0f   /* which counts as so many */
 #define RULES 2             /* by which drafts are chosen, each with counts of its own: BEST and COUPLED */
-#define FADING 0.995f       /* counts are multiplied with it in every round, so that what was ruled out is tried again */
+#define FADING 0.995f       /* by which every pass that drafts multiplies counts: what was ruled out is tried again */
 
 /* Of the rows of an engine. */
 typedef struct {
